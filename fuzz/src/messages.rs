@@ -16,7 +16,7 @@ use radic_wire::peer::{
 };
 use radic_wire::process::{self, FromNode, Protection, ToNode};
 use radic_wire::replay::{self, FromReplayer, ToReplayer};
-use radic_wire::suspension::Suspension;
+use radic_wire::suspension::{Resumption, Suspension};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_bytes::ByteBuf;
@@ -83,6 +83,7 @@ fn heard(message: &PeerMessage) {
         PeerMessage::ToHome(_, ToHome::Start { spec, placement, .. }) => placed(placement, spec.ranks),
         PeerMessage::ToHost(_, ToHost::Launch { spec, placement, .. }) => placed(placement, spec.ranks),
         PeerMessage::Restart(order) => placed(&order.ward.placement, order.ward.spec.ranks),
+        PeerMessage::OfLife(_, code) => _ = codec::decode::<PeerMessage>(code, limits::PEER_FRAME),
         _ => {}
     }
 }
@@ -114,7 +115,7 @@ fn placed(placement: &Placement, ranks: u32) {
 fn asked(request: &Request) {
     match request {
         Request::Run { spec, .. } => _ = spec.validate().map(|()| spec.command_line()),
-        Request::Resume(suspension) => {
+        Request::Resume(suspension, _) => {
             let Suspension { ward, .. } = &**suspension;
             placed(&ward.placement, ward.spec.ranks);
         }
@@ -193,12 +194,19 @@ fn jobs(inputs: &mut Inputs) {
         held: vec![(stream(1), 7, Some(7))],
         causes: (3, ByteBuf::from(vec![5, 9])),
     };
-    data(inputs, "restart", PeerMessage::Restart(Box::new(order)));
+    let restart = PeerMessage::Restart(Box::new(order));
+    let code = codec::encode(&restart, limits::PEER_FRAME).expect("it is short");
+    data(inputs, "of-a-life", PeerMessage::OfLife(1 << 32 | 7, ByteBuf::from(code)));
+    data(inputs, "restart", restart);
+}
+
+fn resumption() -> Resumption {
+    Resumption { incarnations: vec![Incarnation::restarted(1); 2] }
 }
 
 fn locals(inputs: &mut Inputs) {
     add(inputs, 4, "run", &Request::Run { spec: Box::new(spec(2)), attach: true });
-    add(inputs, 4, "resume", &Request::Resume(Box::new(suspension())));
+    add(inputs, 4, "resume", &Request::Resume(Box::new(suspension()), Box::new(resumption())));
     add(inputs, 4, "read-log", &Request::ReadLog { part: LogPart::Stream(stream(2)), position: 9 });
     add(inputs, 4, "events?", &Request::Events { follow: false });
     add(inputs, 5, "reply", &Reply::Error("no such job".into()));

@@ -67,7 +67,7 @@ pub struct JobSpec {
     pub restart_on: RestartOn,
     /// What becomes of the job when a process is lost with all that it could go on from.
     pub on_loss: OnLoss,
-    /// Which of the job's lives this is: 0 from its start, and another number each time it is resumed. Nodes tell by it what was said of the life before.
+    /// Which of the job's lives this is: 0 from its start, and a greater number each time it is resumed. Nodes tell by it what was said of the life before.
     pub life: u64,
 }
 

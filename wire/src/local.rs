@@ -86,9 +86,9 @@ pub enum Request {
     /// After `Suspending`: everything is written down, the job is to end. The answer is `Done` when nothing of it is left.
     EndSuspended,
     /// A suspended job is to go on: where would that be? The answer is `Resuming`.
-    Resume(Box<Suspension>),
+    Resume(Box<Suspension>, Box<Resumption>),
     /// After `Resuming`: the logs and images of all ranks are where it said. The job goes on, as if this terminal had started it.
-    BeginResumed(Box<Resumption>),
+    BeginResumed,
     /// The state of the cluster.
     Status,
     /// The state of the answering node alone: no other node is asked. The answer is `Node`.

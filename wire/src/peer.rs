@@ -22,7 +22,7 @@ use crate::membership::{Member, MembershipMessage};
 use crate::process::StreamEnd;
 
 use crate::suspension::{Resumption, Suspension};
-pub use questions::{Answer, Deaths, Flow, HeldCauses, LineAnswer, LineStep, Query, Report};
+pub use questions::{Answer, Deaths, Flow, HeldCauses, LineAnswer, LineStep, Query, Report, Revival};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +173,8 @@ pub enum PeerMessage {
     Die,
     /// The whole cluster ends (`radic cluster stop`).
     Shutdown,
+    /// About a job that was resumed: in which of its lives ([`JobSpec::life`]), and the code of the message. A message within would be within a message without end.
+    OfLife(u64, ByteBuf),
 }
 
 /// To a protector, about what it holds of a job.
@@ -218,7 +220,7 @@ pub enum ToStore {
     Anew(Epoch),
     /// From the home of a job that was suspended: you have the logs and images of these ranks; bring them back.
     Resume {
-        /// Each process, its incarnation that was suspended, and the address of the node where it was first launched.
+        /// Each process, its first incarnation in this life, and the address of the node where it was first launched.
         ranks: Vec<(Rank, Incarnation, IpAddr)>,
         /// Their job.
         ward: Box<Ward>,
@@ -234,12 +236,7 @@ pub enum ToStore {
     },
     /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.
-    Remove {
-        /// How.
-        outcome: Option<Outcome>,
-        /// Which of its lives is over. A node that has been told of a later one since does not count this.
-        life: u64,
-    },
+    Remove(Option<Outcome>),
 }
 
 /// What a protector tells the node that has the copies of logs, and stands in for it.
@@ -350,7 +347,7 @@ pub enum ToHome {
     Resume {
         /// What is known of it, with the new placement.
         suspension: Box<Suspension>,
-        /// The incarnations of its ranks that were suspended.
+        /// The first incarnations of its ranks in this life.
         resumption: Box<Resumption>,
         /// The protector of the ranks of each node of the placement.
         protectors: Vec<NodeId>,

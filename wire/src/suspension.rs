@@ -45,7 +45,8 @@ pub struct Suspension {
 /// What is further needed for going on with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
-    /// Of each rank, the incarnation that was suspended.
+    /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is this incarnation; the command that gives the rank's log to
+    /// its protector speaks as it. So whatever lives still of the life before is refused.
     pub incarnations: Vec<Incarnation>,
 }
 

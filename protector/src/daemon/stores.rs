@@ -50,7 +50,7 @@ impl Stores {
             StoreOrder::LetGo(process) => self.logs.let_go(process),
             StoreOrder::TakeOver(process) => self.logs.take_over(process),
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
-            StoreOrder::Revive(job, protection) => self.logs.revive_job(job, protection),
+            StoreOrder::Revive(revival) => self.logs.revive_job(*revival),
             StoreOrder::ForgetProcess(node, number, process) => {
                 let before = self.logs.list(process);
                 self.logs.remove_process(process);

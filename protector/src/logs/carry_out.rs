@@ -123,7 +123,7 @@ impl Service {
             Request::LetGo(process) => server.let_go(process),
             Request::TakeOver(process) => server.take_over(process),
             Request::RemoveJob(job) => server.remove_job(now, job),
-            Request::ReviveJob(job, protection) => server.revive_job(now, job, protection),
+            Request::ReviveJob(revival) => server.revive_job(now, revival),
             Request::RemoveProcess(process) => server.remove_process(now, process),
             Request::StableOf(receiver, epoch, stream, answer) => {
                 _ = answer.send(server.store().stable_in(receiver, epoch, stream));

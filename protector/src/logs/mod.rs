@@ -94,6 +94,7 @@ use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{HeldLog, LogPart};
+use radic_wire::peer::Revival;
 use radic_wire::process::Protection;
 use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
@@ -210,8 +211,8 @@ impl Logs {
     }
 
     /// A job that was suspended goes on with these settings. What is held of it is removed, and its processes may log in again.
-    pub fn revive_job(&self, job: JobId, protection: Protection) {
-        self.0.ask(Request::ReviveJob(job, protection));
+    pub fn revive_job(&self, revival: Revival) {
+        self.0.ask(Request::ReviveJob(revival));
     }
 
     /// This process begins again with nothing, after an exec or a restart of its job from the beginning.
@@ -298,7 +299,7 @@ enum Request {
     LetGo(ProcessId),
     TakeOver(ProcessId),
     RemoveJob(JobId),
-    ReviveJob(JobId, Protection),
+    ReviveJob(Revival),
     RemoveProcess(ProcessId),
     StableOf(ProcessId, Epoch, StreamId, Answer<u64>),
     List(ProcessId, Answer<Option<HeldLog>>),

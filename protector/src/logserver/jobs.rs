@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use radic_wire::bytes::Writer;
-use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
+use radic_wire::peer::Revival;
 use radic_wire::process::Protection;
 
 use super::{Action, LogServer, Reason, Role, Status};
@@ -127,7 +128,9 @@ impl LogServer {
     pub fn remove_job(&mut self, now: Duration, job: JobId) {
         self.now = now;
         self.told.retain(|process| process.job != job);
-        self.revived.remove(&job);
+        if self.revived.remove(&job) {
+            self.store.refuse_none(job);
+        }
         let keeps = self.jobs.remove(&job).is_some_and(|protection| protection.keep_logs);
         self.replicated(job).into_iter().for_each(|process| self.forget_replica(process));
         self.close_job(job);
@@ -164,8 +167,9 @@ impl LogServer {
         self.ended.iter().any(|(ended, _)| *ended == job)
     }
 
-    /// A job that was suspended goes on with these settings. What is held of it is removed, and its processes may log in again.
-    pub fn revive_job(&mut self, now: Duration, job: JobId, protection: Protection) {
+    /// A job that was suspended goes on. What is held of it is removed, and its processes may log in again, but none of before (G4).
+    pub fn revive_job(&mut self, now: Duration, revival: Revival) {
+        let Revival { job, protection, incarnations, .. } = revival;
         self.now = now;
         self.replicated(job).into_iter().for_each(|process| self.hang_up(process));
         self.close_job(job);
@@ -173,6 +177,9 @@ impl LogServer {
         self.ended.retain(|(ended, _)| *ended != job);
         self.jobs.insert(job, protection);
         self.revived.insert(job);
+        for (rank, first) in (0..).map(Rank).zip(incarnations) {
+            self.store.refuse_before(ProcessId { job, rank }, first);
+        }
     }
 
     /// This process begins again with nothing, after an exec or a restart of its job from the beginning. If it has a replica,

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use radic_wire::bytes::Writer;
 use radic_wire::ids::Rank;
 use radic_wire::log::Span;
+use radic_wire::peer::Revival;
 
 use super::*;
 
@@ -412,6 +413,11 @@ enum Happens {
     Later(u64),
 }
 
+fn revival() -> Revival {
+    let incarnations = vec![Incarnation::restarted(1); 3];
+    Revival { job: process(0).job, protection: Protection::default(), life: 1, incarnations }
+}
+
 fn happens() -> impl Strategy<Value = Happens> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..40);
     let (rank, restart) = (|| 0u32..3, || 0u32..4);
@@ -502,7 +508,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
         Happens::TakeOver(rank) => server.take_over(process(rank)),
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),
         Happens::RemoveJob => server.remove_job(at, process(0).job),
-        Happens::ReviveJob => server.revive_job(at, process(0).job, Protection::default()),
+        Happens::ReviveJob => server.revive_job(at, revival()),
         Happens::CarriedOut(well) => carry_out(server, at, next, well),
         Happens::Later(ms) => {
             *now += Duration::from_millis(ms);

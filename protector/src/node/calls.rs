@@ -8,7 +8,7 @@ use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::local::{ClusterStatus, Fault};
 use radic_wire::peer::{Answer, LineStep, PeerMessage, Query, RestartOrder};
-use radic_wire::suspension::Suspension;
+use radic_wire::suspension::{Resumption, Suspension};
 
 use super::clients::{Client, Wanted};
 use super::host::NameRequest;
@@ -109,7 +109,7 @@ pub(super) enum Purpose {
     /// How much each rank of a job has sent to each.
     Traffic(ClientId),
     /// A suspended job is about to go on.
-    Revive(ClientId, Box<Suspension>),
+    Revive(ClientId, Box<Suspension>, Box<Resumption>),
     /// What is held of a process.
     Log(ClientId, ProcessId),
     /// Bytes of a log.
@@ -256,7 +256,9 @@ impl Node {
                 self.finish_line(now, (job, epoch), step, answers, lost || !waiting.is_empty());
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
-            Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),
+            Purpose::Revive(client, suspension, resumption) => {
+                self.finish_revive(client, (suspension, resumption), answers, &waiting);
+            }
             Purpose::Log(client, process) => self.finish_log(client, process, answers),
             Purpose::ReadLog(client) => self.finish_read(client, answers),
             Purpose::Fault(client, node, fault) => self.finish_fault(now, client, &node, fault, answers),

@@ -11,9 +11,9 @@ use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::log::HeldLog;
 use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, ToHome, Ward};
+use radic_wire::peer::{Answer, PeerMessage, Query, Revival, ToHome, Ward};
 use radic_wire::process::{Protect, Protection};
-use radic_wire::suspension::Suspension;
+use radic_wire::suspension::{Resumption, Suspension};
 
 use super::calls::{GATHER, Purpose};
 use super::events::About;
@@ -44,7 +44,7 @@ pub(super) enum Client {
     /// It writes a job down whose ranks are stopped, or waits for the end of that job.
     Suspending { job: JobId, home: NodeId },
     /// It gives the logs and images of a suspended job to the protectors, one for each node of the placement.
-    Resuming { suspension: Box<Suspension>, protectors: Vec<NodeId> },
+    Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
     /// It waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
     /// It follows events: how far it has those of each node, and the new ones that came before the past ones were gathered.
@@ -136,7 +136,7 @@ impl Node {
             Request::Kill { job } => self.find_for(now, client, job, Wanted::Kill),
             Request::Checkpoint { job } => self.find_for(now, client, job, Wanted::Checkpoint),
             Request::Suspend { job } => self.find_for(now, client, job, Wanted::Suspend),
-            Request::Resume(suspension) => self.resume(now, client, suspension),
+            Request::Resume(suspension, resumption) => self.resume(now, client, suspension, resumption),
             Request::Log { job, rank } => self.find_for(now, client, job, Wanted::Log(rank)),
             Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
             Request::Node => self.node_status_for(now, client),
@@ -152,7 +152,7 @@ impl Node {
             | Request::Printed(_)
             | Request::ReadLog { .. }
             | Request::EndSuspended
-            | Request::BeginResumed(_)
+            | Request::BeginResumed
             | Request::Ping => {
                 self.fail(client, "that request belongs into a session");
             }
@@ -166,8 +166,10 @@ impl Node {
                 self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
-            // The job was not begun: what the protectors were given is of no use.
-            Some(Client::Resuming { suspension, .. }) => self.tell_all_removed(suspension.job),
+            // The job was not begun: what the protectors were given is of no use. Another command may be about to begin a later life.
+            Some(Client::Resuming { suspension, .. }) if self.is_newest_life(suspension.job, suspension.ward.spec.life) => {
+                self.tell_all_removed(suspension.job);
+            }
             _ => {}
         }
     }
@@ -197,26 +199,32 @@ impl Node {
     }
 
     /// A suspended job is to be resumed. Every node must know of it, and have nothing of it.
-    pub(super) fn resume(&mut self, now: Duration, client: ClientId, mut suspension: Box<Suspension>) {
+    pub(super) fn resume(
+        &mut self,
+        now: Duration,
+        client: ClientId,
+        mut suspension: Box<Suspension>,
+        resumption: Box<Resumption>,
+    ) {
         if self.membership.is_frozen() {
             return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
         }
         if let Err(error) = suspension.ward.spec.validate() {
             return self.fail(client, error.to_string());
         }
-        // What is said of the life before may be on its way still, on links that are broken.
-        suspension.ward.spec.life = self.random.next();
+        suspension.ward.spec.life = self.next_life(suspension.job, suspension.ward.spec.life);
         // The log was held when the job was suspended, so it is taken whatever the bound for new logs is.
         let protection = Protection { log: u64::MAX, ..suspension.ward.spec.protection.clone() };
-        let query = Query::Revive { job: suspension.job, protection, life: suspension.ward.spec.life };
-        self.gather_for(now, client, Purpose::Revive(client, suspension), &query);
+        let (job, life, incarnations) = (suspension.job, suspension.ward.spec.life, resumption.incarnations.clone());
+        let query = Query::Revive(Box::new(Revival { job, protection, life, incarnations }));
+        self.gather_for(now, client, Purpose::Revive(client, suspension, resumption), &query);
     }
 
     /// Chooses the nodes where a suspended job goes on.
     pub(super) fn finish_revive(
         &mut self,
         client: ClientId,
-        mut suspension: Box<Suspension>,
+        (mut suspension, resumption): (Box<Suspension>, Box<Resumption>),
         answers: BTreeMap<NodeId, Answer>,
         silent: &BTreeSet<NodeId>,
     ) {
@@ -241,17 +249,17 @@ impl Node {
         let protectors = protectors.iter().map(|member| member.id.clone()).collect();
         suspension.ward.placement = placement;
         if let Some(state) = self.clients.get_mut(&client) {
-            *state = Client::Resuming { suspension, protectors };
+            *state = Client::Resuming { suspension, resumption, protectors };
         }
         self.reply(client, Reply::Resuming(logs));
     }
 
     /// The protectors of a resumed job have everything.
     fn begin_resumed(&mut self, client: ClientId, request: Request) {
-        let Request::BeginResumed(resumption) = request else {
+        if request != Request::BeginResumed {
             return self.fail(client, "that request does not belong there");
-        };
-        let Some(Client::Resuming { suspension, protectors }) = self.clients.remove(&client) else { return };
+        }
+        let Some(Client::Resuming { suspension, resumption, protectors }) = self.clients.remove(&client) else { return };
         let (job, placement, session) = (suspension.job, suspension.ward.placement.clone(), self.session(client));
         let home = placement.home().clone();
         self.send(&home, PeerMessage::ToHome(job, ToHome::Resume { suspension, resumption, protectors, session }));

@@ -32,33 +32,9 @@ pub(super) struct Endings {
     /// Jobs whose host here was ended for a restart, with the epoch that ended, until the next epoch is launched here: the home
     /// may be lost before.
     pub(super) restarts: BTreeMap<JobId, Epoch>,
-    /// Jobs that were resumed, and which of their lives is the newest that is known here.
-    lives: VecDeque<(JobId, u64)>,
 }
 
 impl Endings {
-    /// What is said of this life of the job counts from now on, and nothing that is said of another.
-    pub(super) fn begin_life(&mut self, job: JobId, life: u64) {
-        if life != self.life(job) {
-            self.lives.retain(|(of, _)| *of != job);
-            self.lives.push_back((job, life));
-            if self.lives.len() > ENDED {
-                self.lives.pop_front();
-            }
-        }
-    }
-
-    /// Which of the job's lives is known here, 0 if none is.
-    fn life(&self, job: JobId) -> u64 {
-        self.lives.iter().find(|(of, _)| *of == job).map_or(0, |(_, life)| *life)
-    }
-
-    /// Whether this node has been told of another life of the job. Every member has, when the job was resumed.
-    pub(super) fn is_of_another_life(&self, job: JobId, life: u64) -> bool {
-        let known = self.life(job);
-        known != 0 && known != life
-    }
-
     /// The job is over, and has ended in this way, if that is known.
     pub(super) fn remember(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.ends.remove(&job);
@@ -130,14 +106,12 @@ impl Node {
     pub(super) fn tell_removed(&mut self, to: &NodeId, job: JobId) {
         let outcome =
             self.recovery.endings.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
-        let life = self.recovery.endings.life(job);
-        self.send(to, PeerMessage::ToStore(job, ToStore::Remove { outcome, life }));
+        self.send(to, PeerMessage::ToStore(job, ToStore::Remove(outcome)));
     }
 
     /// Tells all nodes that a job is over of which nothing was told.
     pub(super) fn tell_all_removed(&mut self, job: JobId) {
-        let life = self.recovery.endings.life(job);
-        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove { outcome: None, life }));
+        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
     }
 
     /// A job that was over goes on.

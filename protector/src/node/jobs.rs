@@ -170,8 +170,7 @@ impl Node {
     /// What a home tells all members when its job is over: nothing is to be kept of it. None if the job is not protected.
     fn word_of_end(&self, job: JobId) -> Option<PeerMessage> {
         let home = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On)?;
-        let (outcome, life) = (home.last_word().cloned(), home.spec().life);
-        Some(PeerMessage::ToStore(job, ToStore::Remove { outcome, life }))
+        Some(PeerMessage::ToStore(job, ToStore::Remove(home.last_word().cloned())))
     }
 
     /// These nodes were no members when homes here told all members that jobs are over. A protector that is cut off from here,

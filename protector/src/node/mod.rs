@@ -29,6 +29,7 @@ mod jobs;
 mod launches;
 mod line;
 mod lines;
+mod lives;
 mod majority;
 mod next_home;
 pub mod observers;
@@ -272,6 +273,7 @@ pub struct Node {
     gathers: BTreeMap<u64, Gather>,
     next_query: u64,
     random: Random,
+    lives: lives::Lives,
     /// Names that ranks of this node have published: their job and port.
     names: BTreeMap<String, (JobId, String)>,
     events: EventLog,
@@ -340,6 +342,7 @@ impl Node {
             gathers: BTreeMap::new(),
             next_query: 1,
             random: Random::new(seed),
+            lives: lives::Lives::default(),
             names: BTreeMap::new(),
             events: EventLog::new(config.me.id.name.clone(), config.wall_us),
             subscribers: BTreeSet::new(),
@@ -357,7 +360,7 @@ impl Node {
     /// Handles one thing that happened.
     pub fn handle(&mut self, now: Duration, input: Input) {
         match input {
-            Input::Message(from, message) => self.handle_message(now, &from, message),
+            Input::Message(from, message) => self.hear(now, &from, message),
             Input::Heartbeat(from, view) => self.membership.handle_heartbeat(now, from, view),
             Input::LinkBroken(node) => self.membership.handle_link_broken(now, node),
             Input::LinkLost(node) => self.membership.handle_link_lost(now, node),
@@ -480,7 +483,7 @@ impl Node {
             self.to_self.push_back(message);
         } else if let Some(member) = self.member(to) {
             let peer = Peer { id: member.id.clone(), address: Some(member.address) };
-            self.outputs.push_back(Output::Send(peer, message));
+            self.outputs.push_back(Output::Send(peer, self.with_life(message)));
         }
     }
 
@@ -512,7 +515,7 @@ impl Node {
             return self.handle_stranger(now, from, message);
         }
         match message {
-            PeerMessage::Membership(_) => unreachable!("handled above"),
+            PeerMessage::Membership(_) | PeerMessage::OfLife(..) => {} // Handled before.
             PeerMessage::ToHome(job, message) => self.handle_to_home(now, from, job, message),
             PeerMessage::ToHost(job, message) => self.handle_to_host(now, from, job, message),
             PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
@@ -561,7 +564,7 @@ impl Node {
             if self.has_departed(&from) {
                 *departed.entry(from).or_default() += 1;
             } else {
-                self.handle_message(now, &from, message);
+                self.hear(now, &from, message);
             }
         }
         for (from, count) in departed {
@@ -602,7 +605,7 @@ impl Node {
             Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
             Query::Line { job, epoch, step } => return self.handle_line_query(from, number, (*job, *epoch), *step),
             Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
-            Query::Revive { job, protection, life } => Answer::Revived(self.revive(*job, protection.clone(), *life)),
+            Query::Revive(revival) => Answer::Revived(self.revive(revival)),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. }

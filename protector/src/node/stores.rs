@@ -10,7 +10,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
-use radic_wire::peer::{Answer, Left, PeerMessage, Query, ToStore};
+use radic_wire::peer::{Answer, Left, PeerMessage, Query, Revival, ToStore};
 use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
@@ -34,7 +34,7 @@ pub enum StoreOrder {
     /// The job is over.
     RemoveJob(JobId),
     /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
-    Revive(JobId, Protection),
+    Revive(Box<Revival>),
     /// Forget the log and images of this process, then answer where its journal ended: [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
@@ -202,9 +202,7 @@ impl Node {
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
             ToStore::Line { epoch, line, is_complete } => self.handle_line_over(job, epoch, line, is_complete),
-            ToStore::Remove { life, .. } if self.recovery.endings.is_of_another_life(job, life) => {}
-            ToStore::Remove { outcome, life } => {
-                self.recovery.endings.begin_life(job, life);
+            ToStore::Remove(outcome) => {
                 self.sparse.forget(job);
                 self.registry.handle_over(job);
                 self.stored.remove(&job);

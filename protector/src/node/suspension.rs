@@ -15,8 +15,7 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::peer::{FromHost, PeerMessage, SessionId, ToHome, ToSession, ToStore, Ward};
-use radic_wire::process::Protection;
+use radic_wire::peer::{FromHost, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore, Ward};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::events::About;
@@ -53,18 +52,21 @@ impl Node {
     }
 
     /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.
-    pub(super) fn revive(&mut self, job: JobId, protection: Protection, life: u64) -> Result<(), String> {
+    pub(super) fn revive(&mut self, revival: &Revival) -> Result<(), String> {
+        let job = revival.job;
         let runs = self.hosts.contains_key(&job) || self.homes.get(&job).is_some_and(|home| !home.is_over());
         if runs || self.protects(job) {
             return Err(format!("job {job} runs, or is not gone yet; {} has some of it", self.me().name));
+        }
+        if !self.begin_life(job, revival.life) {
+            return Err(format!("another command has tried to resume job {job}; try again"));
         }
         self.registry.handle_resumed(job);
         self.homes.remove(&job);
         self.over.retain(|over| *over != job);
         self.ended.retain(|process| process.job != job);
         self.forget_end(job);
-        self.recovery.endings.begin_life(job, life);
-        self.outputs.push_back(Output::Store(StoreOrder::Revive(job, protection)));
+        self.outputs.push_back(Output::Store(StoreOrder::Revive(Box::new(revival.clone()))));
         Ok(())
     }
 

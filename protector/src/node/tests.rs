@@ -6,6 +6,7 @@ mod jobs;
 mod launching;
 mod lost;
 mod observed;
+mod suspended;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

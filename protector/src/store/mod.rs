@@ -55,6 +55,8 @@ pub struct Store {
     processes: BTreeMap<ProcessId, Process>,
     /// What is known of the recovery lines of each job.
     lines: BTreeMap<JobId, lines::Lines>,
+    /// Of ranks of jobs that were resumed: no incarnation before this one is heard, also where nothing is held of the rank.
+    first: BTreeMap<ProcessId, Incarnation>,
     outputs: VecDeque<Output>,
     notices: VecDeque<Notice>,
     /// What is forgotten here and kept in files.
@@ -66,8 +68,8 @@ pub struct Store {
 impl Store {
     /// An empty store.
     pub fn new(config: Config) -> Self {
-        let (outputs, notices, saved, to_write) = Default::default();
-        Store { config, processes: BTreeMap::new(), lines: BTreeMap::new(), outputs, notices, saved, to_write }
+        let (processes, lines, first, outputs, notices, saved, to_write) = Default::default();
+        Store { config, processes, lines, first, outputs, notices, saved, to_write }
     }
 
     /// The next thing to do for the driver.
@@ -206,12 +208,13 @@ impl Store {
     /// G4: one voice for each process.
     fn check_voice(&mut self, speaker: Speaker) -> Result<(), StoreError> {
         let Speaker { process, incarnation } = speaker;
-        let newest = self.processes.get(&process).ok_or(StoreError::Stranger(process))?.incarnation;
+        let known = self.incarnation(process);
+        let newest = known.max(self.first.get(&process).copied()).ok_or(StoreError::Stranger(process))?;
         if incarnation < newest {
             self.send(speaker, &FromProtector::Fenced { newest });
             return Err(StoreError::Fenced { process, old: incarnation, newest });
         }
-        if incarnation > newest { Err(StoreError::Stranger(process)) } else { Ok(()) }
+        if known == Some(incarnation) { Ok(()) } else { Err(StoreError::Stranger(process)) }
     }
 
     fn handle_hello(
@@ -221,7 +224,7 @@ impl Store {
         payload: std::ops::Range<u64>,
     ) -> Result<(), StoreError> {
         let Speaker { process: id, incarnation } = speaker;
-        if self.processes.get(&id).is_some_and(|process| process.incarnation > incarnation) {
+        if self.incarnation(id).max(self.first.get(&id).copied()) > Some(incarnation) {
             return self.check_voice(speaker);
         }
         let before = self.processes.get(&id).map(|process| process.incarnation).filter(|before| *before < incarnation);
@@ -426,6 +429,16 @@ impl Store {
             let old = std::mem::replace(process, new);
             self.delete_files(id, &old);
         }
+    }
+
+    /// A new life of the job begins with this incarnation of this rank: what is left of the life before is not heard, though nothing is held of it here (G4).
+    pub fn refuse_before(&mut self, id: ProcessId, first: Incarnation) {
+        self.first.insert(id, first);
+    }
+
+    /// The job is over.
+    pub fn refuse_none(&mut self, job: JobId) {
+        self.first.retain(|process, _| process.job != job);
     }
 
     /// Refuses older incarnations. An image that one of them had under way is dropped.

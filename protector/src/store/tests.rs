@@ -29,6 +29,23 @@ fn stream(number: u64) -> StreamId {
     StreamId { connection: ConnectionId { opener: speaker(0).process, number }, from_opener: false }
 }
 
+/// A job was suspended and goes on. Its logs here were forgotten, and a process of the life before that still runs says hello: it is told that there is a later one (G4).
+#[test]
+fn of_a_rank_that_was_resumed_no_earlier_incarnation_is_heard() {
+    let mut store = Store::new(CONFIG);
+    let (id, by) = (speaker(0).process, |restart| Speaker { incarnation: Incarnation::restarted(restart), ..speaker(0) });
+    store.refuse_before(id, by(2).incarnation);
+    let refused = store.handle_message(by(1), &hello(by(1), 5));
+    assert!(matches!(refused, Err(StoreError::Fenced { .. })), "{refused:?}");
+    assert_eq!((store.incarnation(id), said(&mut store).len()), (None, 1));
+    store.handle_message(by(2), &hello(by(2), 5)).expect("it begins the life");
+    assert_eq!(store.incarnation(id), Some(by(2).incarnation));
+    store.remove(id);
+    assert!(store.handle_message(by(1), &hello(by(1), 5)).is_err());
+    store.refuse_none(id.job);
+    store.handle_message(by(1), &hello(by(1), 5)).expect("the job is over");
+}
+
 /// The numbers of its images.
 fn numbers(restart: &Restart) -> Vec<u64> {
     restart.images.iter().map(|(number, _)| *number).collect()

@@ -12,7 +12,7 @@ use radic_ckpt::trusted::Owners;
 use radic_protector::logs::client::Client;
 use radic_protector::store::Speaker;
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{NodeName, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
@@ -123,8 +123,7 @@ impl Resume<'_> {
                 "radic: warning: {dir} does not say that the job goes on from there, so it could be resumed twice: {error:#}"
             ));
         }
-        let incarnations = saved.manifest.ranks.iter().map(|rank| rank.incarnation).collect();
-        let answer = connection.ask(&Request::BeginResumed(Box::new(Resumption { incarnations })), session::START);
+        let answer = connection.ask(&Request::BeginResumed, session::START);
         if let Err(ClientError::Refused(_)) = answer {
             // If it stays the job is taken for one that has gone on, which is the safe error.
             let _ = saved.remove_mark(self.dir);
@@ -142,7 +141,8 @@ impl Resume<'_> {
 /// Where the log service of each rank's protector-to-be listens.
 fn ask_where(cluster: &Cluster, saved: &Saved) -> Result<(Connection, Vec<SocketAddr>)> {
     let mut connection = cluster.connect(None)?;
-    match connection.ask(&Request::Resume(Box::new(saved.manifest.suspension.clone())), client::ANSWER)? {
+    let resumption = Resumption { incarnations: saved.manifest.ranks.iter().map(begins_as).collect() };
+    match connection.ask(&Request::Resume(Box::new(saved.manifest.suspension.clone()), Box::new(resumption)), client::ANSWER)? {
         Reply::Resuming(logs) if logs.len() == saved.manifest.ranks.len() => Ok((connection, logs)),
         other => Err(connection.unexpected(&other).into()),
     }
@@ -203,6 +203,11 @@ impl<'a> Pieces<'a> {
     }
 }
 
+/// The first incarnation of a rank in the life that begins.
+fn begins_as(saved: &SavedRank) -> Incarnation {
+    saved.incarnation.next()
+}
+
 /// What was saved of a rank, on its way to the rank's protector-to-be.
 struct Upload<'a> {
     dir: &'a Source,
@@ -217,17 +222,23 @@ struct Upload<'a> {
 
 impl Upload<'_> {
     fn open(&self, log: SocketAddr, channel: Channel) -> Result<Client> {
-        let speaker = Speaker { process: self.process, incarnation: self.saved.incarnation };
+        let speaker = Speaker { process: self.process, incarnation: begins_as(self.saved) };
         Ok(Client::open(log, self.key, speaker, channel, STEP)?)
     }
 
     fn give(&self, log: SocketAddr) -> Result<()> {
-        let SavedRank { incarnation, ref images, journal, ref journal_file, .. } = *self.saved;
+        let SavedRank { ref images, journal, ref journal_file, .. } = *self.saved;
         let first = images.first().context("it has no image")?.cut;
         let received = self.saved.received();
         let mut voice = self.open(log, Channel::Journal)?;
         let (begin, payload) = (Span { start: first, end: journal.end }, Span { start: 0, end: received });
-        voice.send(&ToProtector::Hello { process: self.process, incarnation, journal: begin, payload, image: None })?;
+        voice.send(&ToProtector::Hello {
+            process: self.process,
+            incarnation: begins_as(self.saved),
+            journal: begin,
+            payload,
+            image: None,
+        })?;
         // Images go by another connection, which may be faster.
         loop {
             let answer = voice.receive().context("waiting until its log is begun")?;

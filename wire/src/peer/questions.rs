@@ -40,6 +40,19 @@ pub struct HeldCauses {
     pub line: u64,
 }
 
+/// A suspended job that is about to go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revival {
+    /// The job.
+    pub job: JobId,
+    /// How it is protected.
+    pub protection: Protection,
+    /// Which of its lives begins ([`JobSpec::life`](crate::job::JobSpec::life)).
+    pub life: u64,
+    /// Of each rank, the first incarnation in that life.
+    pub incarnations: Vec<Incarnation>,
+}
+
 /// A question to a protector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
@@ -107,14 +120,7 @@ pub enum Query {
     /// You are my stand-in: this is where processes go on, as soon as you have answered.
     Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
-    Revive {
-        /// The job.
-        job: JobId,
-        /// How it is protected.
-        protection: Protection,
-        /// Which of its lives begins.
-        life: u64,
-    },
+    Revive(Box<Revival>),
     /// Where has this process ended that stream?
     Final {
         /// The stream.

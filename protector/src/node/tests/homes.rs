@@ -316,10 +316,10 @@ fn the_next_home_hears_of_an_end_that_was_told_by_the_one_before() {
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let outcome = Outcome { code: 0, reason: EndReason::Finished };
     node.handle(Duration::from_secs(1), Input::Message(id(3), PeerMessage::NewHome(job)));
-    let remove = ToStore::Remove { outcome: Some(outcome.clone()), life: 0 };
+    let remove = ToStore::Remove(Some(outcome.clone()));
     node.handle(Duration::from_secs(1), Input::Message(id(1), PeerMessage::ToStore(job, remove)));
     let tells = |output: Output| match output {
-        Output::Send(to, PeerMessage::ToStore(of, ToStore::Remove { outcome: told, .. })) => {
+        Output::Send(to, PeerMessage::ToStore(of, ToStore::Remove(told))) => {
             to.id == id(3) && of == job && told == Some(outcome.clone())
         }
         _ => false,

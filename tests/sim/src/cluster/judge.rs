@@ -30,14 +30,15 @@ impl World {
             // before that: `radic run` says so then. The job runs, or nothing was begun.
             return self.counts.limits += 1;
         }
-        if (self.command.is_unsure || self.command.is_away()) && (self.terminal.gave_up || outcome.reason == EndReason::Suspended)
+        if (self.command.unsure.is_some() || self.command.is_away())
+            && (self.terminal.gave_up || outcome.reason == EndReason::Suspended)
         {
             // Documented: a command was lost while the job ended, or while it began again. The folder says that it may have gone on, and nobody goes on from there by accident. Or
             // it is still in the folder, for there is no majority any more.
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { status: ExitStatus::Signal(libc::SIGKILL), .. } = &outcome.reason
-            && (self.command.is_unsure || self.command.is_ending())
+            && (self.command.unsure.is_some() || self.command.is_ending())
         {
             // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
             return self.counts.limits += 1;

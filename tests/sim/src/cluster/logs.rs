@@ -185,8 +185,8 @@ impl World {
             StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
             StoreOrder::Flows(..) => unreachable!("no command asks for traffic in this simulation"),
             StoreOrder::List(node, number, process) => Some((node, number, Answer::Log(server.store().list(process)))),
-            StoreOrder::Revive(job, protection) => {
-                server.revive_job(now, job, protection);
+            StoreOrder::Revive(revival) => {
+                server.revive_job(now, *revival);
                 None
             }
             StoreOrder::Read(..) => unreachable!("no command reads logs by its node in this simulation"),

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 
 use radic_protector::store::Speaker;
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{ProcessId, Rank};
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::local::{Reply, Request};
 use radic_wire::log::{CutStreams, FromProtector, HeldImage, HeldStream, Span, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::suspension::Resumption;
 
 use super::net::{ConnId, Owner, Packet, Word, code};
-use super::suspension::{Folder, SavedRank, Stage};
+use super::suspension::{Folder, SavedRank, Stage, Unsure};
 use super::world::World;
 
 /// Bytes that are sent at once.
@@ -49,14 +49,19 @@ impl Upload {
 }
 
 impl SavedRank {
+    /// The first incarnation of the rank in the life that begins.
+    fn begins_as(&self) -> Incarnation {
+        self.incarnation.next()
+    }
+
     fn received(&self) -> u64 {
         self.streams.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
     fn hello(&self, process: ProcessId) -> Vec<u8> {
         let journal = Span { start: self.images[0].0.cut, end: self.journal.0.end };
-        let payload = Span { start: 0, end: self.received() };
-        code(|out| ToProtector::Hello { process, incarnation: self.incarnation, journal, payload, image: None }.write(out))
+        let (payload, incarnation) = (Span { start: 0, end: self.received() }, self.begins_as());
+        code(|out| ToProtector::Hello { process, incarnation, journal, payload, image: None }.write(out))
     }
 
     /// All messages of an image. The last one says where each stream stands.
@@ -126,8 +131,9 @@ impl World {
         self.trace(|| format!("a command on n{} resumes the job", at + 1));
         let mut suspension = folder.suspension.clone();
         suspension.ward.spec.nodes = Vec::new();
+        let resumption = Resumption { incarnations: folder.ranks.iter().map(SavedRank::begins_as).collect() };
         self.command.stage = Stage::Resuming(folder, Resuming::default());
-        self.command_asks(self.command.client(), Request::Resume(suspension));
+        self.command_asks(self.command.client(), Request::Resume(suspension, Box::new(resumption)));
     }
 
     /// The command ends before the job goes on, as far as it knows.
@@ -136,7 +142,7 @@ impl World {
         self.abort_all(Owner::Command(number));
         if resuming.begins {
             // The folder says that the job has gone on. The terminal looks for it.
-            self.command.is_unsure = true;
+            self.command.unsure = Some(Unsure::GoneOn);
             return self.terminal_looks();
         }
         self.command.stage = Stage::Away(folder);
@@ -203,7 +209,7 @@ impl World {
         let is_of = |upload: &Upload| upload.voice == Some(conn) || upload.opening.contains_key(&conn);
         let Some(rank) = resuming.uploads.iter().position(is_of) else { return };
         let process = ProcessId { job: folder.suspension.job, rank: Rank(rank as u32) };
-        let speaker = Speaker { process, incarnation: folder.ranks[rank].incarnation };
+        let speaker = Speaker { process, incarnation: folder.ranks[rank].begins_as() };
         let upload = &mut resuming.uploads[rank];
         match packet {
             Packet::Ack => {
@@ -266,9 +272,8 @@ impl World {
         let Some((folder, resuming)) = self.resuming().filter(|(_, resuming)| !resuming.begins) else { return };
         if folder.ranks.iter().zip(&resuming.uploads).all(|(saved, upload)| upload.is_done(saved)) {
             resuming.begins = true;
-            let incarnations = folder.ranks.iter().map(|rank| rank.incarnation).collect();
             self.trace(|| "all of the job is where it belongs".to_owned());
-            self.command_says(self.command.client(), Request::BeginResumed(Box::new(Resumption { incarnations })));
+            self.command_says(self.command.client(), Request::BeginResumed);
         }
     }
 }

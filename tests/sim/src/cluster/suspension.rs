@@ -69,6 +69,15 @@ pub enum Stage {
     Resuming(Folder, Resuming),
 }
 
+/// What is not known when a command was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsure {
+    /// Whether the job has ended, which is written down.
+    Ended,
+    /// Whether it has gone on.
+    GoneOn,
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Command {
@@ -80,8 +89,8 @@ pub struct Command {
     pub stage: Stage,
     tries: u32,
     resumes: u32,
-    /// The job may have been suspended, or have gone on, and no command knows.
-    pub is_unsure: bool,
+    /// What no command knows.
+    pub unsure: Option<Unsure>,
 }
 
 impl Command {
@@ -198,7 +207,7 @@ impl World {
             Stage::Idle => {}
             Stage::Stopping(_) | Stage::Listing(..) => self.suspend_again(),
             // The folder says that the job may have gone on: nobody goes on from there.
-            Stage::Ending(_) => self.command.is_unsure = true,
+            Stage::Ending(_) => self.command.unsure = Some(Unsure::Ended),
             stage @ Stage::Away(_) => self.command.stage = stage,
             Stage::Resuming(folder, resuming) => self.give_up_resuming(folder, resuming),
         }
@@ -262,6 +271,9 @@ impl World {
             return true;
         }
         self.handle_suspended();
+        if self.command.unsure == Some(Unsure::Ended) {
+            return true;
+        }
         if !self.command.is_away() {
             // That was the end of the suspension before, as a node knows it that is cut off since.
             self.lose_terminal(self.terminal.at());

@@ -160,6 +160,7 @@ pub(super) fn kind(message: &PeerMessage) -> &'static str {
             PeerMessage::ToStore(..) => "to protector",
             PeerMessage::ToHome(..) => "to home",
             PeerMessage::ToHost(..) => "to host",
+            PeerMessage::OfLife(..) => "of a later life",
             _ => "other",
         };
     };

@@ -5,7 +5,7 @@ use super::*;
 /// A job has ended, and its home is lost before the terminal hears so: a node that has heard tells it how.
 #[test]
 fn how_a_job_has_ended_is_known_when_its_home_is_gone() {
-    let is_end = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToStore(_, ToStore::Remove { .. })));
+    let is_end = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToStore(_, ToStore::Remove(_))));
     let is_told = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToSession(_, ToSession::Ended(_))));
     for its_node_hears in [false, true] {
         let mut cluster = Cluster::new(5);

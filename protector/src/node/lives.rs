@@ -1,0 +1,117 @@
+//! The lives of a job: the first begins with its start, each other one when it is resumed. What hosts, protectors and homes say of one life may be on its way still when the next one
+//! has begun, on a link that is broken for a while: of a rank that has ended, for example, and is back. So whatever they say of a job that was resumed says of which life, and a node
+//! hears nothing of a life before the newest that it knows.
+//!
+//! Every member knows of a life before anything of it begins ([`Query::Revive`]). A node that joins later learns it from the first message of a node that does.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use radic_wire::codec;
+use radic_wire::ids::{JobId, NodeId};
+use radic_wire::limits;
+use radic_wire::peer::{PeerMessage, Query, ToHome};
+use serde_bytes::ByteBuf;
+
+use super::Node;
+
+/// Jobs that were resumed of which nothing is here any more, and whose lives are remembered.
+const KEPT: usize = 256;
+/// Bits of a life that are drawn: two commands may resume a job at once.
+const DRAWN: u32 = 32;
+
+/// Jobs that were resumed, the oldest first, and the newest life of each.
+#[derive(Debug, Default)]
+pub(super) struct Lives(VecDeque<(JobId, u64)>);
+
+impl Lives {
+    /// The newest life of the job that is known here; 0: its first.
+    fn of(&self, job: JobId) -> u64 {
+        self.0.iter().find(|(of, _)| *of == job).map_or(0, |(_, life)| *life)
+    }
+}
+
+impl Node {
+    /// A life of the job that is later than `before` and than the newest that is known here.
+    pub(super) fn next_life(&mut self, job: JobId, before: u64) -> u64 {
+        let drawn = self.random.next() & ((1 << DRAWN) - 1);
+        ((self.lives.of(job).max(before) >> DRAWN) + 1) << DRAWN | drawn
+    }
+
+    /// What is said of this life of the job counts from now on, and nothing that is said of an earlier one. False: a later one is known.
+    pub(super) fn begin_life(&mut self, job: JobId, life: u64) -> bool {
+        let known = self.lives.of(job);
+        if life > known {
+            self.lives.0.retain(|(of, _)| *of != job);
+            self.lives.0.push_back((job, life));
+            if self.lives.0.len() > KEPT
+                && let Some(oldest) = self.lives.0.iter().position(|(of, _)| !self.knows(*of))
+            {
+                self.lives.0.remove(oldest);
+            }
+        }
+        life >= known
+    }
+
+    /// Whether this is the newest life of the job that is known here.
+    pub(super) fn is_newest_life(&self, job: JobId, life: u64) -> bool {
+        life == self.lives.of(job)
+    }
+
+    /// What is sent in place of `message`: it says of which life of its job it is, if the job was resumed.
+    pub(super) fn with_life(&self, message: PeerMessage) -> PeerMessage {
+        match job_in(&message).map(|job| self.lives.of(job)) {
+            None | Some(0) => message,
+            Some(life) => match codec::encode(&message, limits::PEER_FRAME) {
+                Ok(code) => PeerMessage::OfLife(life, ByteBuf::from(code)),
+                // The link says what is too long.
+                Err(_) => message,
+            },
+        }
+    }
+
+    /// A message has come from another node. It is heard unless it is of a life of its job that is over.
+    pub(super) fn hear(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
+        if !self.is_member(from) {
+            return self.handle_message(now, from, message);
+        }
+        let (life, message) = match message {
+            PeerMessage::OfLife(life, code) => match codec::decode(&code, limits::PEER_FRAME) {
+                Ok(message) => (life, message),
+                Err(_) => return, // No node of this build says that.
+            },
+            message => (0, message),
+        };
+        if job_in(&message).is_none_or(|job| self.begin_life(job, life)) {
+            self.handle_message(now, from, message);
+        }
+    }
+}
+
+/// The job of which a message tells something, or orders something, that holds for one of its lives alone. What commands say counts whenever it comes; questions that change nothing,
+/// too.
+fn job_in(message: &PeerMessage) -> Option<JobId> {
+    match message {
+        PeerMessage::ToHome(
+            job,
+            ToHome::Resume { .. }
+            | ToHome::Host { .. }
+            | ToHome::Left { .. }
+            | ToHome::Finals { .. }
+            | ToHome::NoImage { .. }
+            | ToHome::Lost { .. },
+        )
+        | PeerMessage::ToHost(job, _)
+        | PeerMessage::ToStore(job, _)
+        | PeerMessage::NewHome(job)
+        | PeerMessage::Query(_, Query::Stand(job, _) | Query::Causes { job, .. } | Query::Deaths(job, _)) => Some(*job),
+        PeerMessage::Forget { process, .. }
+        | PeerMessage::Restarted { process, .. }
+        | PeerMessage::Query(_, Query::Release(process) | Query::Hosts(process, _) | Query::ForgetProcess(process)) => {
+            Some(process.job)
+        }
+        PeerMessage::Restart(order) => Some(order.process.job),
+        PeerMessage::Adopt(adoption) => Some(adoption.job),
+        _ => None,
+    }
+}

@@ -1,0 +1,91 @@
+//! Jobs that are suspended, and go on.
+
+use radic_wire::peer::Revival;
+use radic_wire::suspension::{Resumption, Suspension};
+
+use super::*;
+
+impl Cluster {
+    /// `client` at `node` has the job's ranks stopped.
+    fn suspend(&mut self, node: usize, client: u64, job: JobId) -> Box<Suspension> {
+        self.hello(node, client, Request::Suspend { job: job.to_string() });
+        let suspending = |c: &Cluster| c.replies(client).iter().any(|reply| matches!(reply, Reply::Suspending(_)));
+        self.run_until(suspending);
+        let said = self.replies(client).iter().find_map(|reply| match reply {
+            Reply::Suspending(suspension) => Some(suspension.clone()),
+            _ => None,
+        });
+        said.expect("it was waited for")
+    }
+
+    /// The same, and it ends; `again` at `node` has it go on.
+    fn suspend_and_resume(&mut self, node: usize, (client, again): (u64, u64), job: JobId) {
+        let suspension = self.suspend(node, client, job);
+        self.ask(node, client, Request::EndSuspended);
+        self.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+        let incarnations = vec![Incarnation::restarted(1); suspension.ward.spec.ranks as usize];
+        self.hello(node, again, Request::Resume(suspension, Box::new(Resumption { incarnations })));
+        self.run_until(|c| matches!(c.replies(again).last(), Some(Reply::Resuming(_))));
+        self.ask(node, again, Request::BeginResumed);
+        self.run_until(|c| c.replies(again).iter().any(|reply| matches!(reply, Reply::Attached { .. })));
+    }
+
+    /// The node that protects a rank and knows how it has ended.
+    fn knows_that_it_left(&self, node: usize, process: ProcessId) -> bool {
+        self.nodes[&name(node)].recovery.wards[&process.job].ranks[&process.rank].left.is_some()
+    }
+}
+
+/// The command's side has no majority, and cannot reach the home. The home's ranks do not stay stopped for a command that has given up.
+#[test]
+fn a_home_that_is_out_of_reach_of_a_command_that_suspends_lets_the_ranks_go_on() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.suspend(4, 7, job);
+    let last = |c: &Cluster, rank: u32| c.ranks[&ProcessId { job, rank: Rank(rank) }].1.signals.last().copied();
+    assert_eq!([0, 1, 2].map(|rank| last(&cluster, rank)), [Some(libc::SIGSTOP); 3]);
+    let others = [1, 2, 3].map(name);
+    cluster.dead.extend(others.clone());
+    while !matches!(cluster.replies(7).last(), Some(Reply::Error(_))) {
+        cluster.step();
+        assert!(cluster.now < Duration::from_secs(60), "the command is not told");
+    }
+    assert_eq!(last(&cluster, 0), Some(libc::SIGSTOP), "the home has heard nothing");
+    cluster.dead.clear();
+    cluster.run_until(|c| [0, 1, 2].iter().all(|rank| last(c, *rank) == Some(libc::SIGCONT)));
+}
+
+/// A link between two nodes is broken for so long that a job was suspended and goes on meanwhile. What one of them had said of a rank that has ended holds of the life before.
+#[test]
+fn what_was_said_of_a_life_before_is_not_heard() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.suspend_and_resume(4, (7, 8), job);
+    let process = ProcessId { job, rank: Rank(0) };
+    let host = |node: usize| Some(cluster.nodes[&name(node)].recovery.wards.get(&job)?.ranks.get(&Rank(0))?.host.clone());
+    let (protector, host) = (1..=4).find_map(|node| Some((node, host(node)?))).expect("a node protects it");
+    let left = ToStore::Left { rank: Rank(0), status: ExitStatus::Signal(9), phase: MpiPhase::Within, finals: Vec::new() };
+    let of_before = PeerMessage::ToStore(job, left);
+    let of_now = cluster.nodes[&host.name].with_life(of_before.clone());
+    assert_ne!(of_now, of_before);
+    for (message, is_heard) in [(of_before, false), (of_now, true)] {
+        cluster.post(&name(protector), Input::Message(host.clone(), message));
+        cluster.run_for(LATENCY * 2);
+        assert_eq!(cluster.knows_that_it_left(protector, process), is_heard);
+    }
+}
+
+/// The word of a command that has given up comes when another one resumes the job: it would take what the other one has given to the protectors.
+#[test]
+fn a_late_word_of_another_resumption_takes_nothing() {
+    let mut cluster = Cluster::new(3);
+    let (job, incarnations) = (JobId::from_bits(7), vec![Incarnation::restarted(1); 2]);
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    let lives = [node.next_life(job, 0), node.next_life(job, 0)];
+    assert_eq!(lives.map(|life| life >> 32), [1, 1], "neither command knows of the other");
+    let (earlier, later) = (lives[0].min(lives[1]), lives[0].max(lives[1]));
+    let revival = |life| Revival { job, protection: never(), life, incarnations: incarnations.clone() };
+    assert_eq!(node.revive(&revival(later)), Ok(()));
+    assert!(node.revive(&revival(earlier)).is_err());
+    assert!(node.next_life(job, 0) > later);
+}
