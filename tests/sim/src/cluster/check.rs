@@ -262,7 +262,7 @@ impl World {
                 continue;
             }
             // Until the receiver has an image at a new protector, the loss of its node makes the job restart from its beginning.
-            let protector = self.newest(receiver).map(|lib| self.machines[machine_of(lib.protector())].logs.server.store());
+            let protector = self.newest(receiver).and_then(|lib| self.store_of(receiver, machine_of(lib.protector())));
             // What is there of an earlier epoch is dropped when it is to be used, or when an incarnation of this epoch is heard.
             let is_of_now =
                 |store: &&Store| store.incarnation(receiver).is_some_and(|incarnation| incarnation.epoch == self.checks.epoch);
@@ -286,6 +286,14 @@ impl World {
                 );
             }
         }
+    }
+
+    /// The log from which a process that speaks to this machine's protector would be brought back: that protector's, or its replica's, if it is lost. The replica may have committed an
+    /// image that the lost one had not.
+    fn store_of(&self, process: ProcessId, protector: usize) -> Option<&Store> {
+        let replica = || self.machines[protector].logs.replica(process);
+        let at = Some(protector).filter(|at| self.is_up(*at)).or_else(replica).filter(|at| self.is_up(*at))?;
+        Some(self.machines[at].logs.server.store())
     }
 
     /// Whether the newest incarnation of a process logs with another machine's protector.
