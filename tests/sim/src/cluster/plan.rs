@@ -114,7 +114,7 @@ const EVENTS: [EventName; 12] = [
     EventName::RankExit,
 ];
 
-/// From this seed on jobs are suspended and resumed, too. What these seeds find is not all mended yet (docs/regressions.md).
+/// From this seed on jobs are suspended and resumed, too.
 const SUSPENDED: u64 = 10_000_000;
 
 /// Not with two threads: that a send was taken is recorded before output without its thread, which is known and not mended (docs/regressions.md).
