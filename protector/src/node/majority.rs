@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeId};
 
 use super::Node;
+use super::events::About;
 
 /// Time that a side without a majority keeps protected jobs waiting for one. Nothing can be decided there, and an error is better
 /// than a hang.
@@ -26,6 +28,19 @@ pub(super) struct Majority {
 }
 
 impl Node {
+    /// This side has no majority. What depends on members out of reach ends, protected jobs wait, and everything else goes on.
+    pub(super) fn handle_frozen(&mut self, now: Duration, unreachable: &[NodeId], reachable: usize, needed: usize) {
+        let names: Vec<_> = unreachable.iter().map(|n| n.name.as_str()).take(20).collect();
+        let text =
+            format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
+        self.record(now, EventName::Frozen, About::default(), text);
+        self.recovery.majority.frozen.get_or_insert(now);
+        self.recovery.majority.unreachable = unreachable.iter().cloned().collect();
+        for node in unreachable {
+            self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
+        }
+    }
+
     /// Whether this side has no majority, and that node is not on it.
     pub(super) fn is_out_of_reach(&self, node: &NodeId) -> bool {
         self.membership.is_frozen() && self.recovery.majority.unreachable.contains(node)

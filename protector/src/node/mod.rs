@@ -660,19 +660,6 @@ impl Node {
         }
     }
 
-    /// This side has no majority. What depends on members out of reach ends, protected jobs wait, and everything else goes on.
-    fn handle_frozen(&mut self, now: Duration, unreachable: &[NodeId], reachable: usize, needed: usize) {
-        let names: Vec<_> = unreachable.iter().map(|n| n.name.as_str()).take(20).collect();
-        let text =
-            format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
-        self.record(now, EventName::Frozen, About::default(), text);
-        self.recovery.majority.frozen.get_or_insert(now);
-        self.recovery.majority.unreachable = unreachable.iter().cloned().collect();
-        for node in unreachable {
-            self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
-        }
-    }
-
     fn record_membership(&mut self, now: Duration, event: &MembershipEvent) {
         let (name, about, text) = match event {
             MembershipEvent::Suspected { node, reason, silent } => {

@@ -292,7 +292,7 @@ impl Cluster {
                     StoreOrder::StableOf(node, number, ..) => Some((node, *number, Answer::Stable(77))),
                     _ => None,
                 };
-                if let StoreOrder::Fence(process, incarnation, _) = order {
+                if let StoreOrder::Fence(process, incarnation, ..) = order {
                     let held = self.images.contains_key(&(from.clone(), process));
                     let (images, range) = (vec![(1, 1)], ImageRange::default());
                     let restart = Restart { images, range, cut: 0, log_end: 100, held: Vec::new(), causes: (0, Vec::new()) };

@@ -766,10 +766,10 @@ fn an_image_at_the_protector_before_does_not_protect() {
     let mut cluster = Cluster::new(4);
     let job = cluster.start_recoverable(1, 1);
     cluster.say(job, 0, ToNode::Initialized);
-    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 1 }));
+    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 1, line: None }));
     let before = cluster.nodes[&name(1)].holder_of(at(job, 0)).name;
     cluster.kill(&before);
-    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 2 }));
+    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 2, line: None }));
     let degraded = |cluster: &Cluster| cluster.nodes[&name(1)].is_degraded(at(job, 0));
     let expected = [(1, Ok(4), true), (2, Err("no room".to_owned()), true), (2, Ok(5), false)];
     for (request, result, is_degraded) in expected {

@@ -266,7 +266,7 @@ fn a_checkpoint_on_request_tells_of_every_rank() {
     // The first one of rank 0 is made already; its end is told when the next is wanted.
     cluster.say(job, 0, ToNode::Initialized);
     cluster.run_for(Duration::from_millis(10));
-    let asked = |request| FromNode::Checkpoint { request };
+    let asked = |request| FromNode::Checkpoint { request, line: None };
     cluster.hello(2, 9, Request::Checkpoint { job: job.to_string()[..6].to_owned() });
     cluster.run_until(|c| c.told(0).contains(&asked(2)) && c.told(1).contains(&asked(1)));
     cluster.say(job, 0, ToNode::Checkpointed { request: 1, result: Ok(4) });
