@@ -225,14 +225,21 @@ pub enum ToStore {
         /// Their job.
         ward: Box<Ward>,
     },
-    /// From a job's home: its images of this recovery line count from now on, and those of lines before; or they never will.
-    Line {
+    /// From a job's home: its images of this recovery line count from now on, and those of lines before.
+    LineComplete {
         /// The epoch of the job.
         epoch: Epoch,
         /// The line's number.
         line: u64,
-        /// All ranks have their images of it, and every node knows that. Else it is given up, and what follows it.
-        is_complete: bool,
+    },
+    /// From a job's home: images of these recovery lines never count.
+    LinesGivenUp {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// Those after this one.
+        after: u64,
+        /// Up to this one.
+        to: u64,
     },
     /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.

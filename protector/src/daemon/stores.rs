@@ -65,7 +65,8 @@ impl Stores {
                 });
             }
             StoreOrder::Fence(process, incarnation, sets, line) => self.fence(process, incarnation, sets, line),
-            StoreOrder::Line(job, epoch, line, is_complete) => self.logs.line_over((job, epoch), line, is_complete),
+            StoreOrder::LineComplete(job, epoch, line) => self.logs.line_complete((job, epoch), line),
+            StoreOrder::LinesGivenUp(job, epoch, after, to) => self.logs.lines_given_up((job, epoch), (after, to)),
             StoreOrder::HeldOfLine(node, number, job, line) => self.answer_line(node, number, job, line),
             StoreOrder::Silence(process, incarnation) => self.logs.silence(process, incarnation),
             StoreOrder::Causes(ask, job, epoch) => self.tell_causes(ask, job, epoch),

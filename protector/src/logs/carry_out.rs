@@ -133,7 +133,8 @@ impl Service {
             Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
             Request::Silence(process, incarnation) => server.silence(now, process, incarnation),
             Request::Causes(job, epoch, answer) => _ = answer.send(server.store().causes_of(job, epoch)),
-            Request::LineOver(job, line, is_complete) => server.handle_line(now, job, line, is_complete),
+            Request::LineComplete(job, line) => server.handle_line_complete(now, job, line),
+            Request::LinesGivenUp(job, lines) => server.handle_lines_given_up(now, job, lines),
             Request::HeldOfLine((job, epoch), line, answer) => _ = answer.send(server.held_of_line(job, epoch, line)),
             Request::Fence(process, incarnation, sets, line, answer) => {
                 self.fences.push((process, incarnation, answer));

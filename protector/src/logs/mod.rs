@@ -261,9 +261,14 @@ impl Logs {
         self.0.question(|answer| Request::Fence(process, incarnation, sets, line, answer))
     }
 
-    /// Images of this recovery line count from now on, or never will.
-    pub fn line_over(&self, job: (JobId, Epoch), line: u64, is_complete: bool) {
-        self.0.ask(Request::LineOver(job, line, is_complete));
+    /// Images of this recovery line count from now on.
+    pub fn line_complete(&self, job: (JobId, Epoch), line: u64) {
+        self.0.ask(Request::LineComplete(job, line));
+    }
+
+    /// Images of the recovery lines after the first, up to the second, never count.
+    pub fn lines_given_up(&self, job: (JobId, Epoch), lines: (u64, u64)) {
+        self.0.ask(Request::LinesGivenUp(job, lines));
     }
 
     /// What is held of the images of this recovery line.
@@ -308,7 +313,8 @@ enum Request {
     Silence(ProcessId, Incarnation),
     Causes(JobId, Epoch, Answer<Vec<Vec<u8>>>),
     Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64, Answer<Result<Restart, NoRestart>>),
-    LineOver((JobId, Epoch), u64, bool),
+    LineComplete((JobId, Epoch), u64),
+    LinesGivenUp((JobId, Epoch), (u64, u64)),
     HeldOfLine((JobId, Epoch), u64, Answer<LineHeld>),
     End,
 }

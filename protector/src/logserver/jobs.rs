@@ -84,14 +84,16 @@ impl LogServer {
         self.close_older(process, incarnation);
     }
 
-    /// Images of this recovery line of the job count from now on, or never will.
-    pub fn handle_line(&mut self, now: Duration, (job, epoch): (JobId, Epoch), line: u64, is_complete: bool) {
+    /// Images of this recovery line of the job count from now on.
+    pub fn handle_line_complete(&mut self, now: Duration, (job, epoch): (JobId, Epoch), line: u64) {
         self.now = now;
-        if is_complete {
-            self.store.complete(job, epoch, line);
-        } else {
-            self.store.give_up(job, epoch, line);
-        }
+        self.store.complete(job, epoch, line);
+    }
+
+    /// Images of the recovery lines after the first, up to the second, never count.
+    pub fn handle_lines_given_up(&mut self, now: Duration, (job, epoch): (JobId, Epoch), lines: (u64, u64)) {
+        self.now = now;
+        self.store.give_up(job, epoch, lines);
     }
 
     /// What is held of the images of this recovery line.

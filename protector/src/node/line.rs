@@ -7,7 +7,7 @@
 //! 2. When all logs have theirs, every node is asked whether that is so, and promises to remember it ([`LineStep::Promise`]). A node that answers a protector which collects what is
 //!    known of a lost process takes its promise back; and one that brings a process back itself is busy.
 //! 3. When all nodes have promised, they are told to remember that the line is complete ([`LineStep::Record`]).
-//! 4. When all remember it, the images count, and senders need not keep what these cover ([`Step::Over`]).
+//! 4. When all remember it, the images count, and senders need not keep what these cover ([`Step::Complete`]).
 //!
 //! A protector that brings a process back asks all nodes, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each node has answered
 //! it, and taken its promise back; no later round comes to its end, because the protector has no image of the line any more. So no node ever remembers the line, and nothing was
@@ -38,8 +38,10 @@ pub(super) enum Step {
     Make(u64),
     /// Ask all nodes.
     Ask(LineStep),
-    /// Tell all nodes that this line counts from now on, or that it never does.
-    Over(u64, bool),
+    /// Tell all nodes that this line counts from now on.
+    Complete(u64),
+    /// Tell all nodes that the lines after the first, up to the second, never count.
+    GiveUp(u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,7 +172,7 @@ impl JobLines {
     fn give_up(&mut self, now: Duration) -> Step {
         self.rest(now, AFTER_FAILURE * 2u32.pow(self.failed.min(DOUBLINGS)));
         self.failed = self.failed.saturating_add(1);
-        Step::Over(self.line, false)
+        Step::GiveUp(self.line - 1, self.line)
     }
 
     fn rest(&mut self, now: Duration, least: Duration) {
@@ -208,7 +210,7 @@ impl JobLines {
             LineStep::Record { .. } => {
                 self.failed = 0;
                 self.rest(now, LEAST);
-                Some(Step::Over(self.line, true))
+                Some(Step::Complete(self.line))
             }
         }
     }
@@ -221,11 +223,11 @@ impl JobLines {
         if recorded > 0 {
             self.line = recorded;
             self.phase = Phase::Resting(now);
-            return (self.given > recorded).then_some(Step::Over(recorded + 1, false));
+            return (self.given > recorded).then_some(Step::GiveUp(recorded, self.given));
         }
         self.line = self.given;
         self.rest(now, LEAST);
-        (self.given > 0).then_some(Step::Over(1, false))
+        (self.given > 0).then_some(Step::GiveUp(0, self.given))
     }
 
     fn handle_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
@@ -242,5 +244,105 @@ impl JobLines {
             self.phase = Phase::Resting(now + AGAIN);
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(5);
+
+    fn ranks(count: u32) -> BTreeSet<Rank> {
+        (0..count).map(Rank).collect()
+    }
+
+    fn has(ranks: impl IntoIterator<Item = u32>) -> LineAnswer {
+        LineAnswer { has: ranks.into_iter().map(Rank).collect(), ..LineAnswer::default() }
+    }
+
+    /// Both ranks have made their images of line 1, and the nodes are asked.
+    fn asking(lines: &mut JobLines) -> LineStep {
+        assert_eq!(lines.poll(INTERVAL, &ranks(2)), Some(Step::Make(1)));
+        lines.handle_ready(Rank(0), 1);
+        assert_eq!(lines.poll(INTERVAL, &ranks(2)), None, "one image is missing");
+        lines.handle_ready(Rank(1), 1);
+        match lines.poll(INTERVAL, &ranks(2)) {
+            Some(Step::Ask(step @ LineStep::Promise { line: 1, .. })) => step,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_line_is_complete_when_all_nodes_remember_it() {
+        let mut lines = JobLines::new(Some(INTERVAL));
+        assert_eq!(lines.poll(INTERVAL / 2, &ranks(2)), None, "it is not due");
+        let promise = asking(&mut lines);
+        let record = match lines.handle_answers(INTERVAL, promise, Some(&[has([0]), has([1])]), &ranks(2)) {
+            Some(Step::Ask(step @ LineStep::Record { line: 1, .. })) => step,
+            other => panic!("{other:?}"),
+        };
+        let (kept, broken) = (LineAnswer::default(), LineAnswer { is_busy: true, ..LineAnswer::default() });
+        let mut other = lines.clone();
+        assert_eq!(other.handle_answers(INTERVAL, record, Some(&[kept.clone(), broken]), &ranks(2)), None);
+        assert!(matches!(other.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
+        assert_eq!(lines.handle_answers(INTERVAL, record, Some(&[kept.clone(), kept]), &ranks(2)), Some(Step::Complete(1)));
+        assert!(!lines.is_under_way());
+    }
+
+    #[test]
+    fn a_line_is_given_up_that_a_log_has_no_image_of_and_asked_for_again_while_a_node_is_busy() {
+        let mut lines = JobLines::new(Some(INTERVAL));
+        let promise = asking(&mut lines);
+        let (mut busy, mut lacks) = (lines.clone(), has([0]));
+        lacks.lacks = vec![Rank(1)];
+        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[lacks.clone()]), &ranks(2)), Some(Step::GiveUp(0, 1)));
+        lacks.is_busy = true;
+        assert_eq!(busy.handle_answers(INTERVAL, promise, Some(&[lacks]), &ranks(2)), None, "it may have one still");
+        assert!(busy.is_under_way());
+        assert_eq!(busy.handle_failed(INTERVAL, 1), None, "nodes were asked: one may remember it");
+    }
+
+    #[test]
+    fn nothing_is_complete_while_the_ranks_are_not_known_or_a_node_is_silent() {
+        let mut lines = JobLines::new(Some(INTERVAL));
+        let promise = asking(&mut lines);
+        let mut silent = lines.clone();
+        assert_eq!(silent.handle_answers(INTERVAL, promise, None, &ranks(2)), None);
+        assert!(silent.is_under_way());
+        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[has([0, 1])]), &ranks(0)), None);
+        assert_eq!(lines.poll(INTERVAL * 9, &ranks(0)), None);
+        assert!(
+            lines.is_under_way() && lines.poll_timeout().is_some_and(|at| at > INTERVAL * 9),
+            "it is not asked at once again"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_makes_no_image_ends_a_line_and_the_next_ones_come_ever_later() {
+        let mut lines = JobLines::new(Some(Duration::ZERO));
+        let (mut now, mut before) = (Duration::ZERO, Duration::ZERO);
+        for line in 1..=DOUBLINGS as u64 {
+            assert_eq!(lines.poll(now, &ranks(1)), Some(Step::Make(line)));
+            assert_eq!(lines.handle_failed(now, line + 1), None, "another line");
+            assert_eq!(lines.handle_failed(now, line), Some(Step::GiveUp(line - 1, line)));
+            let pause = lines.poll_timeout().expect("there is a next one") - now;
+            assert!(pause > before);
+            (now, before) = (now + pause, pause);
+        }
+    }
+
+    #[test]
+    fn an_adopted_home_brings_to_an_end_what_a_node_remembers_and_gives_up_the_rest() {
+        let answer = |recorded, newest| LineAnswer { recorded, newest, ..LineAnswer::default() };
+        let mut lines = JobLines::adopted(Some(INTERVAL));
+        assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Seek)));
+        let mut other = lines.clone();
+        let step = lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(3, 4), answer(2, 3)]), &ranks(2));
+        assert_eq!(step, Some(Step::GiveUp(3, 4)));
+        assert!(matches!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 3, .. }))));
+        let step = other.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(0, 4)]), &ranks(2));
+        assert_eq!(step, Some(Step::GiveUp(0, 4)));
+        assert_eq!(other.poll(INTERVAL, &ranks(2)), Some(Step::Make(5)), "no number is given twice");
     }
 }

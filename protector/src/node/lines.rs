@@ -112,6 +112,13 @@ impl Node {
         }
     }
 
+    fn schedule_line(&mut self, now: Duration, job: JobId) {
+        let interval = self.line_interval(job);
+        if let Some((_, lines)) = self.lines.jobs.get_mut(&job) {
+            lines.schedule(interval.map(|interval| now + interval));
+        }
+    }
+
     /// Something happens to the lines of a job at its home, and what follows is done.
     fn step_lines(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut JobLines, &BTreeSet<Rank>) -> Option<Step>) {
         let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
@@ -130,16 +137,15 @@ impl Node {
                 }
             }
             Some(Step::Ask(step)) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
-            Some(Step::Over(line, is_complete)) => {
-                self.tell_all(&PeerMessage::ToStore(job, ToStore::Line { epoch, line, is_complete }));
-                let interval = self.line_interval(job);
-                if let Some((_, lines)) = self.lines.jobs.get_mut(&job) {
-                    lines.schedule(interval.map(|interval| now + interval));
-                }
-                if !is_complete {
-                    let text = format!("recovery line {line} is given up: not all ranks have an image of it");
-                    self.record(now, EventName::CheckpointFailed, About::job(job), text);
-                }
+            Some(Step::Complete(line)) => {
+                self.tell_all(&PeerMessage::ToStore(job, ToStore::LineComplete { epoch, line }));
+                self.schedule_line(now, job);
+            }
+            Some(Step::GiveUp(after, to)) => {
+                self.tell_all(&PeerMessage::ToStore(job, ToStore::LinesGivenUp { epoch, after, to }));
+                self.schedule_line(now, job);
+                let text = format!("recovery line {to} is given up: not all ranks have an image of it");
+                self.record(now, EventName::CheckpointFailed, About::job(job), text);
             }
         }
         if !self.lines.is_under_way(job) {
@@ -237,12 +243,10 @@ impl Node {
         self.send(&home, PeerMessage::ToHome(process.job, ready));
     }
 
-    /// A home says that a line is complete, or given up.
-    pub(super) fn handle_line_over(&mut self, job: JobId, epoch: Epoch, line: u64, is_complete: bool) {
-        if is_complete {
-            self.lines.handle_complete(job, epoch, line);
-        }
-        self.outputs.push_back(Output::Store(StoreOrder::Line(job, epoch, line, is_complete)));
+    /// A home says that a line is complete.
+    pub(super) fn handle_line_complete(&mut self, job: JobId, epoch: Epoch, line: u64) {
+        self.lines.handle_complete(job, epoch, line);
+        self.outputs.push_back(Output::Store(StoreOrder::LineComplete(job, epoch, line)));
     }
 
     // ---- at a host

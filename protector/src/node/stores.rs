@@ -41,8 +41,10 @@ pub enum StoreOrder {
     /// takes time while its log becomes stable. If it cannot become stable, the answer is
     /// [`NoRestart::Unstable`](crate::store::NoRestart::Unstable).
     Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64),
-    /// Images of this recovery line count from now on, or never will.
-    Line(JobId, Epoch, u64, bool),
+    /// Images of this recovery line count from now on.
+    LineComplete(JobId, Epoch, u64),
+    /// Images of the recovery lines after the first, up to the second, never count.
+    LinesGivenUp(JobId, Epoch, u64, u64),
     /// Say what is held of the images of this recovery line: [`Input::LineHeld`].
     HeldOfLine(NodeId, u64, (JobId, Epoch), u64),
     /// Refuse all older incarnations of this process than this one, already now: [`StoreOrder::Fence`] follows.
@@ -201,7 +203,10 @@ impl Node {
                 self.handle_resume(now, job, &ranks, *ward);
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
-            ToStore::Line { epoch, line, is_complete } => self.handle_line_over(job, epoch, line, is_complete),
+            ToStore::LineComplete { epoch, line } => self.handle_line_complete(job, epoch, line),
+            ToStore::LinesGivenUp { epoch, after, to } => {
+                self.outputs.push_back(Output::Store(StoreOrder::LinesGivenUp(job, epoch, after, to)));
+            }
             ToStore::Remove(outcome) => {
                 self.sparse.forget(job);
                 self.registry.handle_over(job);

@@ -4,7 +4,6 @@ use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
 use radic_wire::log::LineMark;
 
 use super::Store;
-use super::process::Process;
 use super::types::{File, Output};
 
 /// What is known of the lines of a job.
@@ -13,8 +12,8 @@ pub(super) struct Lines {
     epoch: Epoch,
     /// The newest that is complete.
     complete: u64,
-    /// The newest that is given up.
-    given_up: u64,
+    /// Those after the first, up to the second, are given up.
+    given_up: (u64, u64),
 }
 
 /// What is held of the images of one recovery line.
@@ -49,7 +48,8 @@ impl Store {
 
     /// Whether an image of this line never counts.
     pub(super) fn is_given_up(&self, id: ProcessId, line: LineMark) -> bool {
-        line.joins && self.lines_of(id).is_some_and(|lines| line.newest > lines.complete && line.newest <= lines.given_up)
+        let is_within = |(after, to): (u64, u64)| after < line.newest && line.newest <= to;
+        line.joins && self.lines_of(id).is_some_and(|lines| line.newest > lines.complete && is_within(lines.given_up))
     }
 
     /// Images of this line count from now on, and those of lines before.
@@ -59,18 +59,16 @@ impl Store {
         self.of_job(job).into_iter().for_each(|id| self.settle(id));
     }
 
-    /// No image of this line ever counts, and none of a later one that has begun.
-    pub fn give_up(&mut self, job: JobId, epoch: Epoch, line: u64) {
+    /// No image of the lines after `after`, up to `to`, ever counts.
+    pub fn give_up(&mut self, job: JobId, epoch: Epoch, (after, to): (u64, u64)) {
         let known = self.known_lines(job, epoch);
-        known.given_up = known.given_up.max(line);
+        let (before, last) = known.given_up;
+        // Lines are given up one after the other; those before the last complete one do not matter.
+        known.given_up = (if after <= last { after.min(before) } else { after }, last.max(to));
         for id in self.of_job(job) {
-            let complete = self.complete_line(id);
-            let is_given_up = |process: &Process| {
-                let image = process.images.incoming.as_ref().filter(|image| image.line.joins);
-                process.incarnation.epoch == epoch && image.is_some_and(|of| of.line.newest >= line && of.line.newest > complete)
-            };
-            let number = self.processes.get(&id).filter(|process| is_given_up(process));
-            if let Some(number) = number.and_then(|process| process.images.incoming.as_ref()).map(|image| image.number) {
+            let incoming = self.processes.get(&id).and_then(|process| process.images.incoming.as_ref());
+            let Some((number, line)) = incoming.map(|image| (image.number, image.line)) else { continue };
+            if self.is_given_up(id, line) {
                 self.refuse(id, number);
             }
         }
@@ -79,7 +77,7 @@ impl Store {
     /// What is held of the images of this line.
     pub fn held_of_line(&mut self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
         let known = self.known_lines(job, epoch);
-        let mut held = LineHeld { newest: known.complete.max(known.given_up), ..LineHeld::default() };
+        let mut held = LineHeld { newest: known.complete.max(known.given_up.1), ..LineHeld::default() };
         for (id, process) in self.processes.iter().filter(|(id, _)| id.job == job) {
             if process.incarnation.epoch != epoch || !process.is_current() {
                 continue;

@@ -506,6 +506,10 @@ impl Store {
             return Err(NoRestart::Unstable);
         }
         if process.images.restores >= RESTORES {
+            // Where received bytes stay with their senders, peers that were brought back with it do not have what the image before needs.
+            if process.images.newest().is_some_and(|image| image.line.newest > 0) {
+                return Err(NoRestart::NoImage);
+            }
             self.go_back(id);
         }
         let process = self.processes.get_mut(&id).ok_or(NoRestart::NoImage)?;

@@ -142,11 +142,14 @@ impl World {
                 server.remove_job(now, job);
                 None
             }
-            StoreOrder::Line(job, epoch, line, is_complete) => {
-                server.handle_line(now, (job, epoch), line, is_complete);
-                self.trace(|| {
-                    format!("n{}: recovery line {line} is {}", at + 1, if is_complete { "complete" } else { "given up" })
-                });
+            StoreOrder::LineComplete(job, epoch, line) => {
+                server.handle_line_complete(now, (job, epoch), line);
+                self.trace(|| format!("n{}: recovery line {line} is complete", at + 1));
+                None
+            }
+            StoreOrder::LinesGivenUp(job, epoch, after, to) => {
+                server.handle_lines_given_up(now, (job, epoch), (after, to));
+                self.trace(|| format!("n{}: recovery lines after {after} to {to} are given up", at + 1));
                 None
             }
             StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
