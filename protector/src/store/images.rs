@@ -99,11 +99,12 @@ impl Images {
         }
     }
 
-    /// Whether the next image should be a whole one, because the increments are longer than what they are upon.
+    /// Whether the next image should be a whole one, because the chain is longer than two times the longest image of it. A whole one is at least as long as that: of a
+    /// process whose memory grows the first image says little.
     pub(super) fn wants_whole(&self) -> bool {
-        let mut lengths = self.chain().iter().map(|image| image.content.end());
-        let whole = lengths.next().unwrap_or(0);
-        let increments: u64 = lengths.sum();
-        increments > whole && whole + increments > limits::CHAIN
+        let lengths = self.chain().iter().map(|image| image.content.end());
+        let (all, longest) =
+            lengths.fold((0u64, 0u64), |(all, longest), length| (all.saturating_add(length), longest.max(length)));
+        all > 2 * longest && all > limits::CHAIN
     }
 }

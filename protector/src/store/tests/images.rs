@@ -166,7 +166,7 @@ fn a_chain_that_is_too_long_to_be_read_is_refused() {
 
 /// Sixteen increments of a program that changes all of its memory would be sixteen times its memory, to be held and to be read.
 #[test]
-fn a_whole_image_is_wanted_when_the_increments_are_longer_than_the_last() {
+fn a_whole_image_is_wanted_when_the_chain_is_two_times_as_long_as_one() {
     let mut store = begun(Config { image: 1 << 30, memory: 1 << 30, ..CONFIG });
     let (id, streams) = (speaker(0).process, CutStreams::new(&[]).unwrap());
     let piece = vec![0; limits::CHUNK];
@@ -200,4 +200,6 @@ fn a_whole_image_is_wanted_when_the_increments_are_longer_than_the_last() {
     assert_eq!(make(4, Some(3), 1), [committed(4), "WholeWanted".to_owned()], "until there is one");
     assert_eq!(make(5, None, 1), [committed(5)]);
     assert_eq!(make(6, Some(5), 20), [committed(6)], "a short chain may be of any form");
+    assert_eq!(make(7, Some(6), 70), [committed(7)], "its memory has grown: a whole one would be as long");
+    assert_eq!(make(8, Some(7), 70), [committed(8), "WholeWanted".to_owned()]);
 }
