@@ -1,8 +1,8 @@
 /* Patterns of messages, each checked, and the median time of one operation: windows of messages that are in flight together from rank 0 to
- * rank 1, which answers each window; or an all-reduce, or an all-to-all, of all ranks. */
+ * rank 1, which answers each window; or an all-reduce, an all-to-all, or one of those whose parts have lengths of their own, of all ranks. */
 #include "check.h"
 
-enum { WINDOW, ALLREDUCE, ALLTOALL };
+enum { WINDOW, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLGATHERV };
 
 static long bytes, window, words;
 
@@ -58,21 +58,47 @@ static void all_to_all(uint64_t *mine, uint64_t *theirs, long round)
         CHECK(theirs[r * words] == stamp(round, r * size + rank), "round %ld: what rank %d sent is wrong", round, r);
 }
 
+/* A part from one rank to another in this round, in words: some are empty. */
+static int part(long round, int from, int to)
+{
+    return (int)(mix(stamp(round, from * size + to)) % (uint64_t)(words + 1));
+}
+
+/* To all others parts of different lengths: with one receiver for all (as if to rank 0) it is what each has for everybody. */
+static void vary(uint64_t *mine, uint64_t *theirs, long round, int what, int *shape)
+{
+    int *out = shape, *out_at = shape + size, *in = shape + 2 * size, *in_at = shape + 3 * size;
+    for (int r = 0; r < size; r++) {
+        out[r] = part(round, rank, r);
+        in[r] = part(round, r, what == ALLTOALLV ? rank : 0);
+        out_at[r] = in_at[r] = (int)words * r;
+        mine[out_at[r]] = stamp(round, what == ALLTOALLV ? rank * size + r : rank);
+    }
+    if (what == ALLTOALLV)
+        MPI_Alltoallv(mine, out, out_at, MPI_UINT64_T, theirs, in, in_at, MPI_UINT64_T, MPI_COMM_WORLD);
+    else
+        MPI_Allgatherv(mine, in[rank], MPI_UINT64_T, theirs, in, in_at, MPI_UINT64_T, MPI_COMM_WORLD);
+    for (int r = 0; r < size; r++)
+        CHECK(in[r] == 0 || theirs[in_at[r]] == stamp(round, what == ALLTOALLV ? r * size + rank : r), "round %ld: what rank %d sent is wrong", round, r);
+}
+
 int main(int argc, char **argv)
 {
-    struct option options[] = {{"window", 0, 0}, {"allreduce", 0, FLAG}, {"alltoall", 0, FLAG}, {"bytes", 8, 8}, {"rounds", 1000, 1}, {"json", 0, FLAG}};
-    start(argc, argv, options, 6, 2);
+    struct option options[] = {{"window", 0, 0}, {"allreduce", 0, FLAG}, {"alltoall", 0, FLAG}, {"bytes", 8, 8}, {"rounds", 1000, 1}, {"json", 0, FLAG}, {"alltoallv", 0, FLAG}, {"allgatherv", 0, FLAG}};
+    start(argc, argv, options, 8, 2);
     window = options[0].value;
     bytes = options[3].value;
     words = bytes / (long)sizeof(uint64_t);
     const long rounds = options[4].value;
-    const int what = options[1].value ? ALLREDUCE : options[2].value ? ALLTOALL : WINDOW;
-    CHECK((window > 0) + (int)options[1].value + (int)options[2].value == 1, "one of --window, --allreduce and --alltoall is wanted");
+    const int what = options[1].value ? ALLREDUCE : options[2].value ? ALLTOALL : options[6].value ? ALLTOALLV : options[7].value ? ALLGATHERV : WINDOW;
+    const int wanted = (window > 0) + (int)(options[1].value + options[2].value + options[6].value + options[7].value);
+    CHECK(wanted == 1, "one of --window, --allreduce, --alltoall, --alltoallv and --allgatherv is wanted");
     CHECK(window <= 1 << 16 && bytes <= 64 << 20, "--window is at most 65536 messages, --bytes at most 67108864");
     const size_t places = what == WINDOW ? (size_t)window : (size_t)size;
     unsigned char *out = allocate(places * (size_t)bytes), *in = allocate(places * (size_t)bytes);
     memset(out, rank, places * (size_t)bytes);
     MPI_Request *requests = allocate(places * sizeof *requests);
+    int *shape = allocate(4 * (size_t)size * sizeof *shape);
     double *times = allocate((size_t)rounds * sizeof *times);
     for (long round = 0; round < rounds; round++) {
         const double before = MPI_Wtime();
@@ -80,6 +106,8 @@ int main(int argc, char **argv)
             all_reduce((uint64_t *)out, (uint64_t *)in, round);
         else if (what == ALLTOALL)
             all_to_all((uint64_t *)out, (uint64_t *)in, round);
+        else if (what == ALLTOALLV || what == ALLGATHERV)
+            vary((uint64_t *)out, (uint64_t *)in, round, what, shape);
         else if (rank == 0)
             send_window(out, requests, round);
         else if (rank == 1)
@@ -97,6 +125,7 @@ int main(int argc, char **argv)
         printf("OK traffic %d ranks %ld bytes\n", size, bytes);
     }
     free(times);
+    free(shape);
     free(requests);
     free(in);
     free(out);

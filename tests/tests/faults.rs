@@ -374,6 +374,24 @@ fn bounds_of_memory_and_of_logs_are_kept() {
     }
 }
 
+/// A message that is longer than the sender's outbox and the receiver's log may be: images are made in its midst, again and again, and the log is cut. The third rank only waits.
+#[test]
+fn a_message_longer_than_every_bound_arrives() {
+    const BOUNDS: &str = "--protect on --ckpt-interval never --log-limit 16M --outbox 4M";
+    let command = command_of(&MPICH, ("large", &["--mib", "192", "--rounds", "2"]));
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let cluster = nodes(&[], &["--log-memory=1"]);
+    let [native, finished] =
+        ["--protect none", BOUNDS].map(|flags| MPICH.job(&cluster, 3, flags, &words).limit(LIMIT).start().wait().expect(0));
+    assert_eq!(finished.stdout(), native.stdout(), "{finished}");
+    let seen = events_of(&cluster, radic_tests::protection::newest_job(&cluster));
+    let is_asked = |event: &Event| event.rank == Some(Rank(1)) && event.event == EventName::Limit;
+    assert!(seen.iter().any(is_asked), "the receiver's log has never neared its bound: {seen:?}");
+    println!("two messages of 192 MiB: {:.2} s, native {:.2} s", finished.elapsed.as_secs_f64(), native.elapsed.as_secs_f64());
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 /// Only the daemon; its ranks end by the kernel.
 #[test]
 fn the_protector_alone_is_killed() {
