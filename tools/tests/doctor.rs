@@ -296,6 +296,29 @@ fn what_a_program_may_call_is_judged() {
         .stops("io_uring", "io_uring_queue_init");
 }
 
+/// A clock that is read by an instruction: no library sees that, so it is told, and of which file.
+#[test]
+fn a_program_that_reads_the_processor_s_counter_is_named() {
+    let folder = Folder::new();
+    let code = |name: &str| format!("unsigned long {name}(void) {{ return __builtin_ia32_rdtsc(); }}");
+    for (name, flags) in [("fast", &["-O2"][..]), ("slow", &["-O0"])] {
+        let program = folder.gcc(name, &format!("{} {}", code("now"), "int main(void) { return now() == 0; }"), flags);
+        let diagnosis = folder.diagnose(&program);
+        assert!(
+            diagnosis.code == 0 && diagnosis.about("note", "rdtsc").is_some_and(|about| about.contains(name)),
+            "{diagnosis:?}"
+        );
+    }
+    folder.gcc("libtick.so", &code("tick"), &["-O2", "-shared", "-fPIC"]);
+    let uses = "unsigned long tick(void); int main(void) { return tick() == 0; }";
+    let diagnosis = folder.diagnose(&folder.gcc("uses", uses, &["-L.", "-ltick", "-Wl,-rpath,$ORIGIN"]));
+    assert!(
+        diagnosis.about("note", "rdtsc").is_some_and(|about| about.starts_with(folder.path("libtick.so").to_str().unwrap())),
+        "{diagnosis:?}"
+    );
+    assert!(folder.diagnose(&folder.gcc("plain", MAIN, &[])).about("note", "rdtsc").is_none());
+}
+
 /// A library called `libmpi.so.12` that needs `part`, and a program that needs it.
 fn mpich(folder: &Folder, part: &str) -> PathBuf {
     folder.gcc(part, "int part(void) { return 1; }", &["-shared", "-fPIC", &format!("-Wl,-soname,{part}")]);

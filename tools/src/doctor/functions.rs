@@ -44,8 +44,7 @@ pub(super) fn watched(function: &str) -> bool {
 /// Judges the program `program` by its own imports and those of its libraries. The libraries `settled` are under RADIC's own settings.
 pub(super) fn judge(program: &str, own: Option<&[String]>, libraries: &[Library], settled: &HashSet<&str>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let others = libraries.iter().filter(|library| !settled.contains(library.name.as_str()) && !is_system(&library.name));
-    let others = others.filter_map(|library| match &library.place {
+    let others = of_program(libraries, settled).filter_map(|library| match &library.place {
         Place::Found(_, elf) => Some((library.name.as_str(), elf.imports.as_deref())),
         _ => None,
     });
@@ -74,6 +73,11 @@ pub(super) fn judge(program: &str, own: Option<&[String]>, libraries: &[Library]
         }
     }
     findings
+}
+
+/// The libraries that do what they do for the program: neither of the system, nor `settled`.
+pub(super) fn of_program<'a>(libraries: &'a [Library], settled: &HashSet<&str>) -> impl Iterator<Item = &'a Library> {
+    libraries.iter().filter(|library| !settled.contains(library.name.as_str()) && !is_system(&library.name))
 }
 
 /// Whether the library is a part of the C library or of the compiler, which do such things only on behalf of others.

@@ -1,9 +1,10 @@
 //! `radic doctor`: before a run, whether a program can be protected (G7: no silent gap), what stands in the way, and the way out.
 //!
 //! It reads files and executes nothing. [`program`] follows the name to what would be executed, [`libraries`] finds what would be loaded,
-//! [`functions`] judges what all that may call, [`machine`] the kernel, the limits and the environment; [`crate::mpi`] knows the MPI library
+//! [`functions`] judges what all that may call, [`counter`] looks for a clock that no library sees, [`machine`] the kernel, the limits and the environment; [`crate::mpi`] knows the MPI library
 //! and the settings under which `radic run` would put it.
 
+mod counter;
 mod elf;
 mod functions;
 mod libraries;
@@ -121,7 +122,8 @@ fn examine(args: &DoctorArgs, traced: Traced) -> Report {
     let inherited: Vec<_> = env::vars_os().collect();
     let environment = mpi::Environment { inherited: &inherited, explicit: &[] };
     let plan = |file: &Path| mpi::plan(args.mpi, file, &environment).map_err(|error| error.to_string());
-    let Examined { files, mpi, mut findings } = examine_program(traced, &environment, plan);
+    let Examined { files, mpi, mut findings, code } = examine_program(traced, &environment, plan);
+    findings.extend(counter::examine(&code));
     let (kernel, of_machine) = machine::examine();
     findings.extend(of_machine);
     findings.extend(machine::environment());
@@ -140,6 +142,8 @@ struct Examined {
     files: Vec<PathBuf>,
     mpi: Option<Recognition>,
     findings: Vec<Finding>,
+    /// The files whose own code matters: the program, and its libraries but for those of the system, of the compiler and of MPI.
+    code: Vec<PathBuf>,
 }
 
 /// `plan` decides about the MPI library of the file that it is given.
@@ -149,7 +153,7 @@ fn examine_program(
     plan: impl FnOnce(&Path) -> Result<mpi::Plan, String>,
 ) -> Examined {
     let Traced { files, elf, mut findings } = traced;
-    let mut recognition = None;
+    let (mut recognition, mut code) = (None, Vec::new());
     // What is no program of this machine has no libraries that could be asked for.
     if let (Some(elf), Some(last)) = (&elf, files.last()) {
         let (libraries, complete) = libraries::all(last, elf, environment.get("LD_LIBRARY_PATH"), functions::watched);
@@ -174,8 +178,13 @@ fn examine_program(
         // A static program imports nothing, and has been told so.
         let imports = if elf.interpreter.is_none() { Some(&[][..]) } else { elf.imports.as_deref() };
         findings.extend(functions::judge(&last.display().to_string(), imports, &libraries, &settled));
+        code.push(last.clone());
+        code.extend(functions::of_program(&libraries, &settled).filter_map(|library| match &library.place {
+            Place::Found(path, _) => Some(path.clone()),
+            _ => None,
+        }));
     }
-    Examined { files, mpi: recognition, findings }
+    Examined { files, mpi: recognition, findings, code }
 }
 
 /// Why a program that is about to be run cannot be protected, or only a part of it, as [`examine_program`] sees it: what `radic run` tells (G7).
