@@ -24,8 +24,11 @@ use crate::ops::accept::{Accepted, listened_at};
 use crate::ops::address;
 use crate::sys;
 
-/// Time for the node to answer, in milliseconds.
+/// Time for the node to answer, in milliseconds. Then it is asked once more, over another connection.
 const ANSWER_MS: u64 = 5_000;
+
+/// How often the node is asked.
+const ASKS: u32 = 12;
 
 /// Time for a caller that has made a connection to greet on it, in milliseconds.
 const GREETING_MS: u64 = 5_000;
@@ -124,13 +127,25 @@ fn send_away(socket: &OwnedFd, from: SocketAddr) {
     _ = sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));
 }
 
-/// None: the node does not answer. It is the one that has brought the rank back, if it was.
+/// None: the node is gone. It is the one that has brought the rank back, if it was. One that is there and is late is asked again: without its answer a caller would wait for ever
+/// for a rank that accepts nobody, or what it says to the library would be given to the program.
 fn ask(question: impl Fn(ProcessId) -> ToNode) -> Option<FromNode> {
     let (socket, process) = HOME.get()?;
+    let question = question(*process);
+    for _ in 0..ASKS {
+        match ask_once(socket, &question) {
+            Err(Errno::TIMEDOUT) => {}
+            answer => return answer.ok(),
+        }
+    }
+    None
+}
+
+fn ask_once(socket: &[u8], question: &ToNode) -> Result<FromNode, Errno> {
     let launcher = radic_ckpt::launcher();
     let node = if launcher == 0 { Node::connect(socket) } else { Node::of_launcher(launcher) };
-    let mut node = node.ok()?;
-    let answer = node.ask_within(ANSWER_MS, &question(*process), |_| true).ok();
+    let mut node = node?;
+    let answer = node.ask_within(ANSWER_MS, question, |_| true);
     node.close();
     answer
 }
