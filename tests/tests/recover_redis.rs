@@ -11,6 +11,7 @@ use radic_tests::random::Random;
 use radic_tests::recovery::{LIMIT, end_well, events_of, first_checkpoints, is_long};
 use radic_tests::redis;
 use radic_wire::event::EventName;
+use rustix::process::Signal;
 
 /// The client is rank 0 on n2, the server rank 1 on n3: one dies without the job's home, the other with it.
 const FLAGS: &str = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
@@ -142,6 +143,28 @@ fn children_that_are_lost_have_ended_to_their_parent() {
     }
     let events = events_of(&cluster, id);
     assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{what}: {events:#?}");
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// The children took the connections, and the rank itself accepts nobody. A call while it is being brought back, or before it has children again, is sent away then; later ones are refused, and none
+/// is left without an end.
+#[test]
+fn a_call_of_lost_children_comes_to_an_end() {
+    let mut random = Random::from_environment();
+    let cluster = Setup::new(Kind::Logical, 4).start();
+    let mut events = cluster.events_at("n1");
+    let (program, port) = (script("master.py"), redis::free_port());
+    let mut job = cluster.job(2, FLAGS, &["python3", &program, &port, "4000"]).limit(LIMIT).start();
+    first_checkpoints(&mut events, 2);
+    let counted = format!("counted to {}", 200 * (1 + random.below(14)));
+    job.until_line(&counted);
+    cluster.kill_all_of("n3");
+    job.until_line("OK master");
+    job.signal(Signal::TERM);
+    let what = format!("n3 dies after \"{counted}\"");
+    let finished = end_well(&cluster, job, &what);
+    assert!(finished.stdout().lines().any(|said| said == "refused"), "{what}: {finished}");
     cluster.assert_idle();
     cluster.stop();
 }
