@@ -44,7 +44,7 @@ fn the_gate_s_checker_bites() {
 fn causal(fault: Option<Fault>) -> impl Fn(&mut Plan) {
     move |plan| {
         let at = |ms| When::At(std::time::Duration::from_millis(ms));
-        plan.causal = true;
+        (plan.causal, plan.stays) = (true, false);
         plan.faults = fault.into_iter().flat_map(|fault| [150, 400, 700].map(|ms| (at(ms), fault))).collect();
     }
 }
@@ -53,6 +53,17 @@ fn causal(fault: Option<Fault>) -> impl Fn(&mut Plan) {
 fn nothing_is_violated_where_nothing_waits() {
     assert_eq!(violated(Breaks::default(), causal(None)), "none");
     assert_eq!(violated(Breaks::default(), causal(Some(Fault::Crash(1)))), "none");
+}
+
+#[test]
+fn nothing_is_violated_where_received_bytes_stay_with_their_senders() {
+    for fault in [None, Some(Fault::Crash(1)), Some(Fault::Break(2))] {
+        let stays = |plan: &mut Plan| {
+            causal(fault)(plan);
+            (plan.stays, plan.replicas) = (true, 1);
+        };
+        assert_eq!(violated(Breaks::default(), stays), "none");
+    }
 }
 
 #[test]
@@ -69,7 +80,7 @@ fn a_log_without_the_causes_of_its_journal_is_noticed() {
 #[test]
 fn a_process_that_is_brought_back_without_what_others_know_of_it_is_noticed() {
     for breaks in [Breaks { unlearned: true, ..Breaks::default() }, Breaks { silent: true, ..Breaks::default() }] {
-        assert!(violations(1..200, breaks, causal(Some(Fault::Crash(1)))).next().is_some(), "{breaks:?}");
+        assert!(violations(1..1_000, breaks, causal(Some(Fault::Crash(1)))).next().is_some(), "{breaks:?}");
     }
 }
 
@@ -238,7 +249,7 @@ fn what_was_found_stays_mended() {
         for (plan, causal) in
             [Plan::new(seed), Plan::dense(seed)].into_iter().flat_map(|plan| [(plan.clone(), false), (plan, true)])
         {
-            World::new(Plan { causal, suspensions: 0, ..plan }, Breaks::default(), false).run();
+            World::new(Plan { causal, stays: false, suspensions: 0, ..plan }, Breaks::default(), false).run();
         }
     }
 }

@@ -74,7 +74,8 @@ pub struct World {
 
 impl World {
     /// The cluster of a plan; no job runs.
-    pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
+    pub fn new(mut plan: Plan, breaks: Breaks, tracing: bool) -> World {
+        plan.stays &= plan.causal && plan.replicas == 1 && plan.suspensions == 0;
         let (queue, machines, processes, net, saved) = Default::default();
         let (command, suspensions) = (Command::default(), plan.suspensions);
         let (terminal, checks, pasts, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
