@@ -262,7 +262,7 @@ impl<'a> ToProtector<'a> {
             4 => {
                 let (image, parent) = (from.varint()?, read_option(from)?);
                 let (cut, payload, causes) = (from.varint()?, from.varint()?, from.varint()?);
-                let line = LineMark { newest: from.varint()?, joins: from.u8()? == 1 };
+                let line = LineMark { newest: from.varint()?, joins: from.bool()? };
                 let (streams, ended) = (CutStreams::read(from)?, CutStreams::read(from)?);
                 ToProtector::ImageBegin { image, parent, cut, payload, causes, line, streams, ended }
             }
