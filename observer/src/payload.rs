@@ -102,7 +102,7 @@ impl PayloadLog {
         self.line = Some(0);
     }
 
-    /// See [`PayloadLog::stays_with_senders`]: the newest recovery line for which this process has made its image.
+    /// Where what was received from processes of the job stays with its senders: the newest recovery line for which this process has made its image.
     pub fn line(&self) -> Option<u32> {
         self.line
     }

@@ -1,6 +1,6 @@
 //! The recovery lines of one job, at its home: when the next one is made, and whether it counts. A value without clocks and messages.
 //!
-//! A recovery line is one image of each rank ([10] in docs/design.md). Such an image leaves out of the outbox what the receivers' images of the line cover. So it is of use only
+//! A recovery line is one image of each rank (Chandy's and Lamport's snapshots, see docs/design.md). Such an image leaves out of the outbox what the receivers' images of the line cover. So it is of use only
 //! if no rank ever goes back behind the line; a rank may do so until the line is *complete*:
 //!
 //! 1. Each rank is told to make its image ([`Step::Make`]). Its log keeps that apart until the line is complete.
