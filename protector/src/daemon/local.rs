@@ -55,15 +55,25 @@ pub trait Service: 'static {
     fn hands_over(_first: &Self::Request) -> Option<ProcessId> {
         None
     }
+    /// Interrupts a client's process, so that it looks at what it was told.
+    fn nudge(_pid: u32) {}
+}
+
+/// What waits for a client.
+enum Queued<S: Service> {
+    /// It is told this.
+    Reply(S::Reply),
+    /// Its process is interrupted.
+    Nudge,
 }
 
 /// A client has connected: its number, and where its replies go.
-pub struct Connected<S: Service>(u64, mpsc::Sender<S::Reply>);
+pub struct Connected<S: Service>(u64, mpsc::Sender<Queued<S>>);
 
 /// The connected clients of a service.
 pub struct Clients<S: Service> {
     /// The channel to the client. None: nothing more is to be said, but what was said may still be on its way.
-    queues: HashMap<u64, Option<mpsc::Sender<S::Reply>>>,
+    queues: HashMap<u64, Option<mpsc::Sender<Queued<S>>>>,
 }
 
 impl<S: Service> Default for Clients<S> {
@@ -80,8 +90,17 @@ impl<S: Service> Clients<S> {
 
     /// Tells a client something. One that does not read has its connection closed: its reader reports that it is gone.
     pub fn send(&mut self, client: u64, reply: S::Reply) {
+        self.enqueue(client, Queued::Reply(reply));
+    }
+
+    /// Interrupts a client's process, when all that the client was told is on the way: before that it would find nothing, and nothing would interrupt it again.
+    pub fn nudge(&mut self, client: u64) {
+        self.enqueue(client, Queued::Nudge);
+    }
+
+    fn enqueue(&mut self, client: u64, queued: Queued<S>) {
         let Some(Some(queue)) = self.queues.get(&client) else { return };
-        if let Err(TrySendError::Full(_)) = queue.try_send(reply) {
+        if let Err(TrySendError::Full(_)) = queue.try_send(queued) {
             tracing::warn!(client, "{} does not read what it is told: disconnected", S::CLIENT);
             self.close(client);
         }
@@ -207,7 +226,7 @@ async fn serve<S: Service>(
     client: u64,
     pid: u32,
     mut socket: UnixStream,
-    replies: mpsc::Receiver<S::Reply>,
+    replies: mpsc::Receiver<Queued<S>>,
     reception: &Reception<S>,
 ) {
     if let Some(gate) = reception.gate.clone() {
@@ -215,7 +234,7 @@ async fn serve<S: Service>(
     }
     let (reader, writer) = socket.split();
     let result = tokio::select! {
-        result = write::<S>(writer, replies) => result.map(|()| None),
+        result = write::<S>(pid, writer, replies) => result.map(|()| None),
         result = read::<S>(client, pid, reader, &reception.inputs) => result.map(Some),
     };
     match result {
@@ -225,9 +244,13 @@ async fn serve<S: Service>(
     }
 }
 
-async fn write<S: Service>(mut writer: WriteHalf<'_>, mut replies: mpsc::Receiver<S::Reply>) -> Result<(), WireError> {
+async fn write<S: Service>(pid: u32, mut writer: WriteHalf<'_>, mut replies: mpsc::Receiver<Queued<S>>) -> Result<(), WireError> {
     let mut bytes = Vec::new();
-    while let Some(reply) = replies.recv().await {
+    while let Some(queued) = replies.recv().await {
+        let Queued::Reply(reply) = queued else {
+            S::nudge(pid);
+            continue;
+        };
         bytes.clear();
         let body = codec::encode(&reply, S::FRAME)?;
         frame::encode_into(&mut bytes, &body, S::FRAME);
@@ -267,5 +290,65 @@ async fn read<S: Service>(
             return Err(WireError::Closed);
         }
         frames.push(&buffer[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream as Socket;
+
+    use super::*;
+
+    thread_local! {
+        /// The client's end, and what it had received when it was nudged, in bytes.
+        static CLIENT: RefCell<Option<(Socket, Vec<usize>)>> = const { RefCell::new(None) };
+    }
+
+    struct Nudging;
+
+    impl Service for Nudging {
+        type Request = u64;
+        type Reply = u64;
+        const SOCKET: &'static str = "nudging";
+        const CLIENT: &'static str = "a client";
+        const FRAME: usize = 64;
+        const QUEUE: usize = 4;
+        const CLIENTS: usize = 1;
+
+        fn said(_: u64, _: u32, _: u64) -> Input {
+            unreachable!("it says nothing")
+        }
+
+        fn gone(_: u64) -> Input {
+            unreachable!("it stays")
+        }
+
+        fn nudge(_: u32) {
+            CLIENT.with_borrow_mut(|client| {
+                let (socket, received) = client.as_mut().expect("a client");
+                received.push(socket.read(&mut [0; 256]).unwrap_or(0));
+            });
+        }
+    }
+
+    /// A process that is nudged before it can read what it was told looks, finds nothing, and computes on.
+    #[tokio::test]
+    async fn a_client_is_nudged_when_it_can_read_what_it_was_told() {
+        let (mut near, far) = UnixStream::pair().expect("a pair of sockets");
+        let far = far.into_std().expect("a socket");
+        CLIENT.set(Some((far, Vec::new())));
+        let (queue, replies) = mpsc::channel(Nudging::QUEUE);
+        let mut clients = Clients::<Nudging>::default();
+        clients.add(Connected(1, queue));
+        clients.send(1, 7);
+        clients.nudge(1);
+        clients.nudge(1);
+        clients.close(1);
+        let (_, writer) = near.split();
+        write::<Nudging>(1, writer, replies).await.expect("written");
+        let (_, received) = CLIENT.take().expect("a client");
+        assert_eq!(received, [5, 0], "a frame of four bytes of length and one of content, once");
     }
 }

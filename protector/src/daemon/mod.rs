@@ -368,7 +368,7 @@ impl Daemon {
                 Output::CloseClient(client) => self.commands.close(client.0),
                 Output::Observer(observer, message) => self.observers.send(observer.0, message),
                 Output::CloseObserver(observer) => self.observers.close(observer.0),
-                Output::Nudge(process) => self.processes.nudge(process),
+                Output::Nudge(observer) => self.observers.nudge(observer.0),
                 Output::Store(order) => self.stores.handle(order),
                 Output::Process(job, output) => {
                     if let Some(answer) = self.processes.handle(job, output) {

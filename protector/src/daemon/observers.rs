@@ -1,6 +1,7 @@
 //! The socket on which the observers of this node's processes talk to their protector. The kernel says which process is at the
 //! other end, and the node knows which ones it has launched: no other process is heard.
 
+use radic_ckpt::control;
 use radic_wire::ids::ProcessId;
 use radic_wire::process::{FRAME, FromNode, SOCKET_NAME, ToNode};
 
@@ -33,6 +34,14 @@ impl Service for ForObservers {
         match first {
             ToNode::Pmi { process } => Some(*process),
             _ => None,
+        }
+    }
+
+    /// A process has its library's signal handler before it connects.
+    fn nudge(pid: u32) {
+        // An engine that is saving the process does it afterwards.
+        if let Err(error) = control::nudge(pid as i32) {
+            tracing::debug!(pid, %error, "not nudged");
         }
     }
 }

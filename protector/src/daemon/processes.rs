@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use radic_ckpt::control::{self, Restorable};
+use radic_ckpt::control::Restorable;
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
@@ -285,16 +285,6 @@ impl Processes {
         self.restores.forget(|_| true);
         all.into_iter().for_each(|id| _ = self.signal(id, libc::SIGKILL));
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
-    }
-
-    /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the
-    /// signal.
-    pub fn nudge(&self, id: ProcessId) {
-        let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
-        // An engine that is saving the process already takes no notice; the next nudge finds it again.
-        if let Err(error) = control::nudge(process.pid) {
-            tracing::debug!(job = %id.job, rank = %id.rank, %error, "not nudged");
-        }
     }
 
     /// Causes a fault of this node.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child as StdChild, Command as StdCommand, Stdio};
 use std::time::Duration;
 
+use radic_ckpt::control;
 use radic_ckpt::{Mode, Request, Tracking};
 use radic_wire::ids::Incarnation;
 use radic_wire::key::ClusterKey;

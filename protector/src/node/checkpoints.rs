@@ -201,14 +201,14 @@ impl Node {
         if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
             _ = self.request_checkpoint(now, process);
         }
-        self.outputs.push_back(Output::Nudge(process));
+        self.nudge(process);
     }
 
     /// Asks a process for a checkpoint that begins after this, even if another one was asked for already. Returns the number of
     /// the request, or None if the process is not connected.
     pub(super) fn ask_checkpoint_again(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
         let request = self.request_checkpoint(now, process)?;
-        self.outputs.push_back(Output::Nudge(process));
+        self.nudge(process);
         Some(request)
     }
 

@@ -261,7 +261,7 @@ impl Node {
             if let Some(observer) = observed.observer().filter(|_| observed.is_welcome) {
                 let question = FromNode::Collect { ask: id, lost: lost.to_vec() };
                 self.outputs.push_back(Output::Observer(observer, question));
-                self.outputs.push_back(Output::Nudge(*process));
+                self.outputs.push_back(Output::Nudge(observer));
                 waiting.insert(*process);
             }
         }

@@ -67,11 +67,11 @@ impl Node {
         }
         *known = incarnation;
         let told = self.observers.processes.iter().filter(|(other, _)| **other != process).filter_map(|(_, p)| p.observer());
-        let told = told.map(|observer| Output::Observer(observer, FromNode::Restarted { process, incarnation, log_end, door }));
-        self.outputs.extend(told.collect::<Vec<_>>());
-        // Computing processes are nudged, so that they look at it now.
-        let computing: Vec<_> = self.observers.processes.keys().filter(|other| **other != process).copied().collect();
-        self.outputs.extend(computing.into_iter().map(Output::Nudge));
+        for observer in told.collect::<Vec<_>>() {
+            self.outputs.push_back(Output::Observer(observer, FromNode::Restarted { process, incarnation, log_end, door }));
+            // It may be computing, and is to look at it now.
+            self.outputs.push_back(Output::Nudge(observer));
+        }
     }
 
     /// The log of a process that was brought back is with this node's protector from now on.

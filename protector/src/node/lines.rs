@@ -264,7 +264,7 @@ impl Node {
         let mut is_failed = !is_here;
         for process in ranks.iter().filter(|_| is_here).map(|rank| ProcessId { job, rank: *rank }) {
             if self.request_line(now, process, line) {
-                self.outputs.push_back(Output::Nudge(process));
+                self.nudge(process);
             } else {
                 is_failed = true;
             }

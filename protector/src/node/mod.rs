@@ -183,8 +183,8 @@ pub enum Output {
     Observer(ObserverId, FromNode),
     /// Close the connection of an observer, after what it was told.
     CloseObserver(ObserverId),
-    /// Nudge a process, so that it looks at what it was told: it may be computing.
-    Nudge(ProcessId),
+    /// Nudge an observer's process, so that it looks at what it was told: it may be computing.
+    Nudge(ObserverId),
     /// Tell this node's store of logs and images.
     Store(StoreOrder),
     /// Forget the links and numbers of a node: it is gone for ever.

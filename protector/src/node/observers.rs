@@ -90,6 +90,11 @@ impl Observed {
 }
 
 impl Node {
+    /// Has a process look at what it was told, if its observer is connected: it may be computing.
+    pub(super) fn nudge(&mut self, process: ProcessId) {
+        self.outputs.extend(self.observers.processes.get(&process).and_then(Observed::observer).map(Output::Nudge));
+    }
+
     /// A message of an observer; `pid` is the process at the other end of its connection, as the kernel says.
     pub(super) fn handle_observer(&mut self, now: Duration, observer: ObserverId, pid: u32, message: ToNode) {
         match (self.observers.joined.get(&observer).copied(), message) {

@@ -55,7 +55,7 @@ struct Cluster {
     /// What observers were told.
     told: BTreeMap<ObserverId, Vec<FromNode>>,
     closed: BTreeSet<ObserverId>,
-    nudged: Vec<ProcessId>,
+    nudged: Vec<ObserverId>,
     /// What the log services were ordered, and where.
     orders: Vec<(NodeName, StoreOrder)>,
     /// Questions to this node stay under way until the test names another one.
@@ -284,7 +284,7 @@ impl Cluster {
                 self.told.entry(observer).or_default().push(message);
             }
             Output::CloseObserver(observer) => _ = self.closed.insert(observer),
-            Output::Nudge(process) => self.nudged.push(process),
+            Output::Nudge(observer) => self.nudged.push(observer),
             Output::Store(order) => {
                 let answer = match &order {
                     StoreOrder::ForgetProcess(node, number, _) => Some((node, *number, Answer::Forgotten(0))),

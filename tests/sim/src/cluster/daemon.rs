@@ -81,8 +81,9 @@ impl World {
             Output::Process(job, output) => self.process_output(at, job, output),
             Output::Observer(observer, message) => self.tell_observer(observer, Some(Box::new(message))),
             Output::CloseObserver(observer) => self.tell_observer(observer, None),
-            Output::Nudge(process) => {
-                if let Some(pid) = self.machines[at].ranks.get(&process).copied() {
+            Output::Nudge(observer) => {
+                let pid = observer.0 as u32;
+                if self.processes[pid as usize].observer_id(pid) == observer {
                     self.step_at(pid, self.now + super::LOCAL);
                 }
             }
