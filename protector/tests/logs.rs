@@ -202,16 +202,7 @@ fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
 
 fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    ToProtector::ImageBegin {
-        image,
-        parent,
-        cut,
-        payload: 0,
-        causes: 0,
-        line: radic_wire::log::LineMark::default(),
-        streams,
-        ended,
-    }
+    ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended)
 }
 
 /// An image that the checkpoint engine takes for one.
@@ -590,16 +581,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
             0 => ToProtector::Journal { position, bytes },
             1 => ToProtector::Payload { position, stream, offset, bytes },
             2 => ToProtector::PayloadEnd { position, stream, offset },
-            3 => ToProtector::ImageBegin {
-                image,
-                parent: None,
-                cut: b,
-                payload: a,
-                causes: 0,
-                line: radic_wire::log::LineMark::default(),
-                streams,
-                ended: streams,
-            },
+            3 => ToProtector::image_by_itself(image, None, (b, a), streams, streams),
             4 => ToProtector::ImageChunk { image, offset: b, bytes },
             5 => ToProtector::ImageEnd { image, length: b },
             6 => ToProtector::ImageAbandoned { image },

@@ -151,18 +151,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
         let image = number as u64;
         let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());
         let mut connection = open(Channel::Image);
-        connection
-            .send(&ToProtector::ImageBegin {
-                image,
-                parent,
-                cut: 0,
-                payload: 0,
-                causes: 0,
-                line: radic_wire::log::LineMark::default(),
-                streams,
-                ended: streams,
-            })
-            .unwrap();
+        connection.send(&ToProtector::image_by_itself(image, parent, (0, 0), streams, streams)).unwrap();
         connection.send_bytes(bytes).unwrap();
         connection.end().unwrap();
         assert!(connection.receive().is_err());

@@ -145,16 +145,7 @@ fn fences_what_is_not_stable() -> LogServer {
 fn image_begin(image: u64) -> Vec<u8> {
     let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
     let (streams, ended) = (streams(), streams());
-    encoded(&radic_wire::log::ToProtector::ImageBegin {
-        image,
-        parent: None,
-        cut: 0,
-        payload: 0,
-        causes: 0,
-        line: radic_wire::log::LineMark::default(),
-        streams,
-        ended,
-    })
+    encoded(&radic_wire::log::ToProtector::image_by_itself(image, None, (0, 0), streams, ended))
 }
 
 /// The first image of rank 0.

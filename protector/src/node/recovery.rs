@@ -104,46 +104,65 @@ impl Node {
         incarnation: Incarnation,
         result: Result<store::Restart, store::NoRestart>,
     ) {
-        let (job, rank) = (process.job, process.rank);
-        let log = self.config.me.log_address();
-        let replica = self.replica_of(job);
+        let (job, epoch) = (process.job, incarnation.epoch);
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };
+        let protected = wards.ranks.get_mut(&process.rank);
+        let Some(protected) = protected.filter(|p| p.recovering && p.incarnation == incarnation) else { return };
         protected.recovering = false;
         let signal = protected.crashed.take();
         let home = wards.ward.placement.home().clone();
         if wards.ward.spec.protection.payload == PayloadMode::Sender {
-            let failed = ToHome::LineFailed { epoch: incarnation.epoch, line: 0 };
-            self.send(&home, PeerMessage::ToHome(job, failed));
+            self.send(&home, PeerMessage::ToHome(job, ToHome::LineFailed { epoch, line: 0 }));
         }
-        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        let Some(protected) = wards.ranks.get_mut(&rank) else { return };
-        let restart = match result {
-            Ok(restart) => restart,
-            Err(error) => {
-                let hopeless = match error {
-                    store::NoRestart::NoImage => {
-                        let why = "it was lost before a checkpoint of it was committed".to_owned();
-                        ToHome::NoImage { rank, incarnation, why, signal }
-                    }
-                    error => ToHome::Lost { rank, incarnation, why: format!("it cannot be brought back: {error}") },
-                };
-                protected.hopeless = Some(hopeless.clone());
-                if let ToHome::Lost { why, .. } = &hopeless {
-                    self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-                }
-                return self.send(&home, PeerMessage::ToHome(job, hopeless));
+        match result {
+            Ok(restart) => self.restart_from(now, process, incarnation, restart),
+            Err(error) => self.handle_no_restart(now, &home, (process, incarnation), error, signal),
+        }
+    }
+
+    /// The log says that a process of this node's wards cannot be brought back. Its home decides what becomes of the job.
+    fn handle_no_restart(
+        &mut self,
+        now: Duration,
+        home: &NodeId,
+        (process, incarnation): (ProcessId, Incarnation),
+        error: store::NoRestart,
+        signal: Option<i32>,
+    ) {
+        let (job, rank) = (process.job, process.rank);
+        let hopeless = match error {
+            store::NoRestart::NoImage => {
+                let why = "it was lost before a checkpoint of it was committed".to_owned();
+                ToHome::NoImage { rank, incarnation, why, signal }
             }
+            error => ToHome::Lost { rank, incarnation, why: format!("it cannot be brought back: {error}") },
         };
-        let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
+        let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));
+        if let Some(protected) = protected {
+            protected.hopeless = Some(hopeless.clone());
+        }
+        if let ToHome::Lost { why, .. } = &hopeless {
+            self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+        }
+        self.send(home, PeerMessage::ToHome(job, hopeless));
+    }
+
+    /// Has a node bring a process of this node's wards back, from the images and the log that are here.
+    fn restart_from(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, restart: store::Restart) {
+        let (job, rank) = (process.job, process.rank);
+        let (log, replica) = (self.config.me.log_address(), self.replica_of(job));
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        let (ward, target) = (wards.ward.clone(), wards.ward.placement.node_of(rank).cloned());
+        let (Some(target), Some(protected)) = (target, wards.ranks.get_mut(&rank)) else { return };
         let (host, origin) = (std::mem::replace(&mut protected.host, target.clone()), protected.origin);
         let origin = origin.unwrap_or_else(|| self.address_of(&host));
-        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        wards.ranks.entry(rank).and_modify(|protected| protected.origin = Some(origin));
+        if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank)) {
+            protected.origin = Some(origin);
+        }
         let order = RestartOrder {
             process,
             incarnation,
-            ward: wards.ward.clone(),
+            ward,
             origin,
             log,
             replica,

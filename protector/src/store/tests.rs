@@ -102,16 +102,7 @@ fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) 
 /// An image that covers so much of the payload log.
 fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: &[(StreamId, u64)]) {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    let begin = ToProtector::ImageBegin {
-        image: number,
-        parent: None,
-        cut,
-        payload,
-        causes: 0,
-        line: radic_wire::log::LineMark::default(),
-        streams,
-        ended,
-    };
+    let begin = ToProtector::image_by_itself(number, None, (cut, payload), streams, ended);
     let chunk = ToProtector::ImageChunk { image: number, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: number, length: 5 }] {
         store.handle_message(speaker(0), &message).unwrap();
@@ -232,16 +223,7 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
     store
         .handle_message(
             speaker(0),
-            &ToProtector::ImageBegin {
-                image: 2,
-                parent: Some(1),
-                cut: 0,
-                payload: 0,
-                causes: 0,
-                line: radic_wire::log::LineMark::default(),
-                streams: CutStreams::new(&[]).unwrap(),
-                ended: CutStreams::new(&[]).unwrap(),
-            },
+            &ToProtector::image_by_itself(2, Some(1), (0, 0), CutStreams::new(&[]).unwrap(), CutStreams::new(&[]).unwrap()),
         )
         .unwrap();
     assert!(said(&mut store).contains(&"ImageRefused { image: 2 }".to_owned()), "an increment of what is not committed");
@@ -255,16 +237,7 @@ fn a_stream_that_ends_where_numbers_do_is_held() {
     let (mut store, last) = (begun(CONFIG), u64::MAX - 1);
     let (streams, ended) = ([(stream(1), last)], [(stream(1), u64::MAX)]);
     let (streams, ended) = (CutStreams::new(&streams).unwrap(), CutStreams::new(&ended).unwrap());
-    let begin = ToProtector::ImageBegin {
-        image: 1,
-        parent: None,
-        cut: 0,
-        payload: 0,
-        causes: 0,
-        line: radic_wire::log::LineMark::default(),
-        streams,
-        ended,
-    };
+    let begin = ToProtector::image_by_itself(1, None, (0, 0), streams, ended);
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: last, bytes: b"x" };
     store.handle_message(speaker(0), &begin).unwrap();
     store.handle_message(speaker(0), &ToProtector::ImageEnd { image: 1, length: 0 }).unwrap();
@@ -320,7 +293,7 @@ proptest! {
                 0 => ToProtector::Journal { position: a, bytes },
                 1 | 2 => ToProtector::Payload { position: b, stream: stream(a % 3), offset: b, bytes },
                 3 => ToProtector::PayloadEnd { position: b, stream: stream(a % 3), offset: b },
-                4 => ToProtector::ImageBegin { image: a, parent: None, cut: b, payload: a, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended },
+                4 => ToProtector::image_by_itself(a, None, (b, a), streams, ended),
                 5 => ToProtector::ImageChunk { image: a, offset: 0, bytes },
                 6 => ToProtector::ImageEnd { image: a, length: length as u64 },
                 7 => ToProtector::FetchPayload { stream: stream(a % 3), offset: b },

@@ -282,16 +282,7 @@ impl Upload<'_> {
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).context("too many streams")?;
         let SavedImage { image, parent, cut, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
-        client.send(&ToProtector::ImageBegin {
-            image,
-            parent,
-            cut,
-            payload: 0,
-            causes: 0,
-            line: radic_wire::log::LineMark::default(),
-            streams,
-            ended,
-        })?;
+        client.send(&ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended))?;
         let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
         loop {
             let bytes = pieces.next()?;

@@ -175,6 +175,18 @@ fn place_in_payload(out: &mut Writer<'_>, kind: u8, position: u64, stream: &Stre
 }
 
 impl<'a> ToProtector<'a> {
+    /// The beginning of an image by itself: it is of no recovery line, and its process depends on no causes. `cut` and `payload` are where its logs stood.
+    pub fn image_by_itself(
+        image: u64,
+        parent: Option<u64>,
+        (cut, payload): (u64, u64),
+        streams: CutStreams<'a>,
+        ended: CutStreams<'a>,
+    ) -> Self {
+        let line = LineMark::default();
+        ToProtector::ImageBegin { image, parent, cut, payload, causes: 0, line, streams, ended }
+    }
+
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {

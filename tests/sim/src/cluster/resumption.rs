@@ -73,19 +73,7 @@ impl SavedRank {
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|(of, _)| Some((of.stream, of.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).expect("a few streams");
         let (image, parent, cut) = (*image, *parent, *cut);
-        let begin = code(|out| {
-            ToProtector::ImageBegin {
-                image,
-                parent,
-                cut,
-                payload: 0,
-                causes: 0,
-                line: radic_wire::log::LineMark::default(),
-                streams,
-                ended,
-            }
-            .write(out)
-        });
+        let begin = code(|out| ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended).write(out));
         let chunk = |(index, bytes): (usize, &[u8])| {
             let offset = (index * PIECE) as u64;
             code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))
