@@ -32,8 +32,6 @@ extern "C" fn construct() {
             if let Err(error) = layer::start(joined, hooks::mpi::is_linked()) {
                 layer::fail(&error.to_string());
             }
-            // Its node may have asked it something already: until here a nudge has found no layer to look with. Where the signal cannot be queued, the next nudge does it.
-            _ = radic_ckpt::nudge_self();
             if let (Err(why), Some(mut layer)) = (hooks::stdio::watch_streams(), layer::enter()) {
                 layer.note(&format!(
                     "what it reads of standard input, and what it prints, may be lost or come twice if it is restarted: {why}"

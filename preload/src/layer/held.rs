@@ -50,6 +50,19 @@ impl Drop for Held {
     }
 }
 
+/// The layer is there from now on. What its node has asked already it answers at once: until here a nudge has found no layer to look with, and the program may be about to compute for
+/// an hour. No image is begun by that: it would be of a program that has done nothing yet.
+pub(super) fn begin(layer: Layer) {
+    INSIDE.set(true);
+    let mut guard = LAYER.lock();
+    let layer = guard.insert(layer);
+    set_phase(Phase::Active);
+    layer.hear_node();
+    drop(guard);
+    INSIDE.set(false);
+    image::make_up();
+}
+
 /// The layer, for one call of the program. None: it is not active, or this is a signal's handler that has interrupted the layer in its own thread.
 pub fn enter() -> Option<Held> {
     if !is_active() || INSIDE.get() {

@@ -16,7 +16,7 @@ use radic_wire::{PROTOCOL_VERSION, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::{LAYER, Layer, Phase, set_phase};
+use super::{Layer, held};
 use crate::channel::{Channel, Identity};
 use crate::image::Images;
 use crate::input::InputPipe;
@@ -153,8 +153,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     layer.say_hello();
     layer.await_session();
     layer.open_door().map_err(failed("a door for its peers"))?;
-    *LAYER.lock() = Some(layer);
     time::record(protection.record_time);
-    set_phase(Phase::Active);
+    held::begin(layer);
     Ok(())
 }
