@@ -27,9 +27,10 @@ pub(crate) struct ProtectionArgs {
     /// Nodes that hold a copy of each log and checkpoint: with 2 the job survives the death of a node and its protector together
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Memory of each rank for what it has sent and its receiver's protector does not have yet: 64M, 1G
-    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
-    outbox: u64,
+    /// Memory of each rank for what it has sent and its receiver's protector does not have yet: 128M, 1G [default: 64M; with --payload sender an eighth of
+    /// its node's memory, which the job's ranks there share, from 64M to 2G for each]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    outbox: Option<u64>,
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     log_limit: u64,

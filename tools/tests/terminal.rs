@@ -17,7 +17,7 @@ use radic_wire::frame::{FrameReader, encode_into};
 use radic_wire::ids::{BootId, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Placement};
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
-use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, ImageState, LineMark, LogPart, Span};
 use radic_wire::membership::Role;
 use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
@@ -554,7 +554,7 @@ fn how_a_job_is_protected_is_passed_on() {
                 protect: Protect::On,
                 interval: Interval::Every(200),
                 replicas: 2,
-                outbox: 1 << 20,
+                outbox: Some(1 << 20),
                 log: 2 << 30,
                 keep_logs: true,
                 record_time: false,
@@ -609,7 +609,8 @@ fn a_log_is_shown_outcome_by_outcome() {
     let mut peer = node.accept();
     assert_eq!(peer.receive(), Some(Request::Log { job: "abc".into(), rank: Rank(1) }));
     let process = ProcessId { job: JobId::from_bits(JOB), rank: Rank(1) };
-    let image = HeldImage { image: 2, parent: Some(1), cut: 1000, bytes: 2048, state: ImageState::Committed };
+    let image =
+        HeldImage { image: 2, parent: Some(1), cut: 1000, bytes: 2048, line: LineMark::default(), state: ImageState::Committed };
     peer.send(&Reply::Log(
         "n3".parse().unwrap(),
         HeldLog {

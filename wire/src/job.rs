@@ -156,7 +156,9 @@ impl JobSpec {
         if payload == PayloadMode::Sender && (log_mode == LogMode::Waiting || replicas != 1) {
             return Err(SpecError::Sender);
         }
-        in_range("the outbox", outbox, 1 << 20..=1 << 40, "1 MiB to 1 TiB")?;
+        if let Some(outbox) = outbox {
+            in_range("the outbox", outbox, 1 << 20..=1 << 40, "1 MiB to 1 TiB")?;
+        }
         in_range("the log limit", log, 1 << 20..=1 << 50, "1 MiB or more")
     }
 

@@ -74,8 +74,8 @@ pub struct Protection {
     pub interval: Interval,
     /// Protectors that hold each log and image: 1 or 2.
     pub replicas: u8,
-    /// Bytes of outbox of each process.
-    pub outbox: u64,
+    /// Bytes of outbox of each process; none: as many as its node finds right.
+    pub outbox: Option<u64>,
     /// Bytes of log of each process at its protector, above which it is asked for a checkpoint.
     pub log: u64,
     /// Keep the logs that no restart needs any more until the store is cleared, for `radic replay`.
@@ -116,7 +116,7 @@ impl Default for Protection {
             protect: Protect::On,
             interval: Interval::Auto,
             replicas: 1,
-            outbox: 64 << 20,
+            outbox: None,
             log: 1 << 30,
             keep_logs: false,
             record_time: true,

@@ -16,6 +16,7 @@ mod grace;
 pub mod keeper;
 mod launcher;
 mod local;
+mod machine;
 mod observers;
 mod orphans;
 mod peers;
@@ -170,6 +171,7 @@ fn node_config(
         found: seeds.found,
         timing: config.timing.clone(),
         memory: resident_memory,
+        machine_memory: machine::memory(),
         addresses,
         counters: counters::read,
         activity: counters::activity,

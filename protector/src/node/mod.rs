@@ -220,6 +220,8 @@ pub struct NodeConfig {
     pub timing: membership::Timing,
     /// Tells the daemon's resident memory, in bytes.
     pub memory: fn() -> u64,
+    /// Memory that the programs of this node may have together, in bytes.
+    pub machine_memory: u64,
     /// Tells this machine's addresses.
     pub addresses: fn() -> Vec<IpAddr>,
     /// Tells what the process with this number has counted, if it runs under the library.

@@ -14,7 +14,7 @@ use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
-use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
+use radic_wire::process::{Counters, FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
 
 use super::away::Vacancy;
 use super::calls::Purpose;
@@ -181,6 +181,16 @@ impl Node {
         self.outputs.push_back(Output::CloseObserver(observer));
     }
 
+    /// Bytes of the outbox of each process of a job here. Where the user names none and received bytes stay with their senders, the processes share an eighth of the memory: the more
+    /// there is, the fewer recovery lines are made because an outbox fills.
+    fn outbox_of(&self, host: &Host) -> u64 {
+        const LEAST: u64 = 64 << 20;
+        const MOST: u64 = 2 << 30;
+        let Protection { outbox, payload, .. } = host.protection();
+        let share = || self.config.machine_memory / 8 / (host.ranks().count() as u64).max(1);
+        outbox.unwrap_or_else(|| if *payload == PayloadMode::Sender { share().clamp(LEAST, MOST) } else { LEAST })
+    }
+
     /// The process may begin, with a journal from this position on.
     pub(super) fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId, journal: u64) {
         let Some(host) = self.hosts.get(&process.job) else { return };
@@ -189,7 +199,7 @@ impl Node {
             incarnation: Incarnation::launched_in(host.epoch()).max(self.incarnation_of(process)),
             key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
-            protection: host.protection().clone(),
+            protection: Protection { outbox: Some(self.outbox_of(host)), ..host.protection().clone() },
             journal,
             inherited: self.observers.processes.get(&process).is_some_and(|observed| observed.inherited),
         };

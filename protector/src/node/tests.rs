@@ -182,6 +182,7 @@ impl Cluster {
             found: None,
             timing: membership::Timing::default(),
             memory: || 0,
+            machine_memory: 16 << 30,
             addresses: Vec::new,
             counters: |_| replayed().map(|replayed| Counters { replayed, ..Counters::default() }),
             activity: |_| replayed().map(|_| replays::Activity { cpu: Duration::ZERO, stopped: false }),

@@ -31,8 +31,8 @@ pub(super) struct Image {
 impl Image {
     /// The image as `radic log show` has it.
     pub(super) fn described(&self, state: ImageState) -> HeldImage {
-        let Image { number, parent, cut, ref content, .. } = *self;
-        HeldImage { image: number, parent, cut, bytes: content.end(), state }
+        let Image { number, parent, cut, line, ref content, .. } = *self;
+        HeldImage { image: number, parent, cut, bytes: content.end(), line, state }
     }
 }
 

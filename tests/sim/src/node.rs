@@ -29,6 +29,7 @@ pub fn node_config(me: Member, seed: u64, join: Vec<SocketAddr>) -> NodeConfig {
         found: None,
         timing: Timing::default(),
         memory: || 0,
+        machine_memory: 16 << 30,
         addresses: Vec::new,
         counters: |_| None,
         activity: |_| None,

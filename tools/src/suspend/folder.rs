@@ -8,13 +8,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use radic_protector::folder;
 use radic_wire::causes::Elsewhere;
 use radic_wire::ids::Rank;
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart, Span};
 use radic_wire::mac::{Code, JobKey};
 use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
 use rustix::fs::FlockOperation;
@@ -25,6 +27,11 @@ use crate::progress::{Progress, Unit};
 
 use super::content::{self, Mark, NEW_MANIFEST, Saved, Source, UNFINISHED};
 use super::{ATTEMPTS, MANIFEST, Needed};
+
+/// Time until all protectors know that a recovery line is complete.
+const AGREED: Duration = Duration::from_secs(5);
+/// Time between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The end of the names of files that are written while the folder holds others without it.
 pub(super) const SECOND: &str = ".2";
@@ -127,7 +134,7 @@ impl Folder {
         let list = || (0..ranks).map(|rank| list(Rank(rank))).collect::<Result<Vec<HeldLog>>>();
         let all = |logs: &[HeldLog]| logs.iter().map(Needed::of).collect::<Result<Vec<_>>>();
         for _ in 0..ATTEMPTS {
-            let before = list()?;
+            let before = agreed(&list)?;
             ensure!(before.iter().all(|log| log.incarnation.epoch == epoch), "a rank has no log since the job began anew");
             progress.begin("writing the ranks", Unit::Bytes, Some(before.iter().map(bytes_of).sum()));
             let saved = self.write_logs(cluster, &before, key, progress);
@@ -200,6 +207,35 @@ impl Folder {
     pub(super) fn mark(&self, mark: &Mark) -> Result<()> {
         content::write_mark(&self.files, &self.id, mark)
     }
+}
+
+/// What is held of all ranks, as soon as their newest images are of one recovery line: what a rank's image leaves out is in that of the same line of another one. A protector may come
+/// to know later than another one that a line is complete.
+fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
+    let deadline = Instant::now() + AGREED;
+    loop {
+        let logs = list()?;
+        let Some((one, other)) = of_two_lines(&logs) else { return Ok(logs) };
+        let ranks = (one.process.rank, other.process.rank);
+        ensure!(
+            Instant::now() < deadline,
+            "the newest images of ranks {} and {} are not of one recovery line; the job goes on",
+            ranks.0,
+            ranks.1
+        );
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Two ranks whose newest committed images are of different recovery lines.
+pub(super) fn of_two_lines(logs: &[HeldLog]) -> Option<(&HeldLog, &HeldLog)> {
+    let line = |log: &HeldLog| {
+        let committed = log.images.iter().rev().find(|image| image.state == ImageState::Committed);
+        committed.map(|image| image.line.newest)
+    };
+    let mut known = logs.iter().filter_map(|log| Some((log, line(log)?)));
+    let (first, its) = known.next()?;
+    known.find(|(_, other)| *other != its).map(|(other, _)| (first, other))
 }
 
 /// What a log keeps of other ranks' journals.

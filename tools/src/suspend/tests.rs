@@ -162,3 +162,36 @@ fn only_names_of_a_suspension_are_its_own() {
         assert!(!content::is_ours(name), "{name}");
     }
 }
+
+/// What a rank's image of a line leaves out is in that of the same line of another rank only.
+#[test]
+fn images_of_two_recovery_lines_are_no_suspension() {
+    use super::folder::of_two_lines;
+    use radic_wire::ids::ProcessId;
+    use radic_wire::log::{HeldImage, LineMark};
+    let log = |rank, lines: &[(u64, ImageState)]| {
+        let image = |(at, (newest, state)): (usize, &(u64, ImageState))| {
+            let line = LineMark { newest: *newest, joins: true };
+            HeldImage { image: at as u64, parent: None, cut: 0, bytes: 1, line, state: *state }
+        };
+        HeldLog {
+            process: ProcessId { job: JobId::from_bits(7), rank: Rank(rank) },
+            incarnation: Incarnation::FIRST,
+            current: true,
+            journal: Span { start: 0, end: 0 },
+            stable: 0,
+            causes: Span { start: 0, end: 0 },
+            forgotten: Vec::new(),
+            streams: Vec::new(),
+            images: lines.iter().enumerate().map(image).collect(),
+        }
+    };
+    use ImageState::{Committed, Superseded, UnderWay};
+    let differ = |logs: &[HeldLog]| of_two_lines(logs).map(|(one, other)| (one.process.rank.0, other.process.rank.0));
+    assert_eq!(differ(&[log(0, &[(3, Committed)]), log(1, &[(2, Superseded), (3, Committed), (4, UnderWay)])]), None);
+    assert_eq!(
+        differ(&[log(0, &[(3, Committed)]), log(1, &[(3, Committed)]), log(2, &[(3, Superseded), (4, Committed)])]),
+        Some((0, 2))
+    );
+    assert_eq!(differ(&[log(0, &[(3, Committed)]), log(1, &[])]), None, "that there is no image is said elsewhere");
+}

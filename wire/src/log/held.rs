@@ -66,6 +66,8 @@ pub struct HeldImage {
     pub cut: u64,
     /// Its length so far, in bytes.
     pub bytes: u64,
+    /// Where it stands among the recovery lines of its job.
+    pub line: LineMark,
     /// What became of it.
     pub state: ImageState,
 }

@@ -83,7 +83,7 @@ impl World {
             replicas: self.plan.replicas,
             log_mode: if self.plan.causal { LogMode::Causal } else { LogMode::Waiting },
             payload: if self.plan.stays { PayloadMode::Sender } else { PayloadMode::Log },
-            outbox: 1 << 20,
+            outbox: Some(1 << 20),
             log: 1 << 20,
             keep_logs: false,
             record_time: true,
