@@ -1,5 +1,7 @@
 //! Protected processes: joining, connecting, checkpoints, and what their nodes ask for them.
 
+use radic_wire::process::{LogMode, PayloadMode};
+
 use super::*;
 
 #[test]
@@ -10,7 +12,8 @@ fn a_rank_joins_and_its_children_do_not() {
     let FromNode::Joined { incarnation, key: told, protector, protection, inherited, .. } = cluster.told(0)[0].clone() else {
         panic!("no")
     };
-    assert_eq!((incarnation, told, protection, inherited), (Incarnation::FIRST, key, never(), false));
+    let due = Protection { outbox: Some(64 << 20), ..never() };
+    assert_eq!((incarnation, told, protection, inherited), (Incarnation::FIRST, key, due, false));
     assert_eq!(protector, "10.0.0.2:102".parse().unwrap(), "the log service of the next node");
     let n1 = name(1);
     for (number, pid, message) in [
@@ -398,4 +401,16 @@ fn only_the_holder_of_a_log_is_asked_what_is_stable_and_now_and_then_all() {
     }
     assert_eq!(asked.iter().filter(|nodes| **nodes == 6).count(), 3, "{asked:?}");
     assert!(asked.iter().all(|nodes| matches!(nodes, 1 | 2 | 6)), "{asked:?}");
+}
+
+/// Where received bytes stay with their senders, and the user does not say how much, the ranks of a node share an eighth of its memory: 16 GiB in these tests.
+#[test]
+fn outboxes_share_an_eighth_of_the_memory() {
+    let sender = Protection { log_mode: LogMode::Causal, payload: PayloadMode::Sender, ..never() };
+    for (outbox, ranks, due) in [(None, 1, 2 << 30), (None, 4, 512 << 20), (Some(1 << 20), 4, 1 << 20)] {
+        let mut cluster = Cluster::new(1);
+        cluster.start_protected(ranks, Protection { outbox, ..sender.clone() });
+        let FromNode::Joined { protection, .. } = cluster.told(0)[0].clone() else { panic!("{:?}", cluster.told(0)) };
+        assert_eq!(protection.outbox, Some(due), "{ranks} ranks");
+    }
 }
