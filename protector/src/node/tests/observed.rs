@@ -407,10 +407,10 @@ fn only_the_holder_of_a_log_is_asked_what_is_stable_and_now_and_then_all() {
 #[test]
 fn outboxes_share_an_eighth_of_the_memory() {
     let sender = Protection { log_mode: LogMode::Causal, payload: PayloadMode::Sender, ..never() };
-    for (outbox, ranks, due) in [(None, 1, 2 << 30), (None, 4, 512 << 20), (Some(1 << 20), 4, 1 << 20)] {
-        let mut cluster = Cluster::new(1);
+    for (outbox, ranks, due) in [(None, 2, 2 << 30), (None, 8, 512 << 20), (Some(1 << 20), 8, 1 << 20)] {
+        let mut cluster = Cluster::new(2);
         cluster.start_protected(ranks, Protection { outbox, ..sender.clone() });
         let FromNode::Joined { protection, .. } = cluster.told(0)[0].clone() else { panic!("{:?}", cluster.told(0)) };
-        assert_eq!(protection.outbox, Some(due), "{ranks} ranks");
+        assert_eq!(protection.outbox, Some(due), "{ranks} ranks on two nodes");
     }
 }
