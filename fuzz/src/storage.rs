@@ -4,6 +4,7 @@
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, HeldLog, LogPart, Span, ToProtector};
+use radic_wire::process::PayloadMode;
 
 use crate::Inputs;
 use crate::input::Input;
@@ -67,7 +68,7 @@ fn step(store: &mut Store, input: &mut Input<'_>) -> bool {
         }
         2 => _ = store.restart(process, incarnation),
         3 => store.fence(process, incarnation),
-        4 => store.configure(process, u64::from(input.u16()), whose & 8 == 8),
+        4 => store.configure(process, u64::from(input.u16()), whose & 8 == 8, PayloadMode::Log),
         5 if whose & 8 == 8 => store.let_go(process),
         5 => store.take_up(process),
         6 if whose & 8 == 8 => store.end(process),

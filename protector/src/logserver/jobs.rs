@@ -31,7 +31,7 @@ impl LogServer {
     /// How the processes of this job are protected, from now on. Without it: as [`Protection::default`] says.
     pub fn configure(&mut self, job: JobId, protection: Protection) {
         for process in self.store.of_job(job) {
-            self.store.configure(process, protection.log, protection.keep_logs);
+            self.store.configure(process, protection.log, protection.keep_logs, protection.payload);
         }
         self.jobs.insert(job, protection);
     }

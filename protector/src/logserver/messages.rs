@@ -80,7 +80,7 @@ impl LogServer {
         // here, the death of the process would leave the log without its last acknowledgements, and it could not be restarted.
         let is_forwarded = matches!(self.role(connection), Some(Role::Forwarder(..)));
         let log = if is_forwarded { u64::MAX } else { protection.log };
-        self.store.configure(process, log, protection.keep_logs);
+        self.store.configure(process, log, protection.keep_logs, protection.payload);
         if is_forwarded {
             self.store.follow(process);
         } else if self.store.incarnation(process) == Some(speaker.incarnation) {

@@ -19,7 +19,8 @@ impl Store {
         let (number, before) = (image.number, process.images.committed.last().map(|before| before.number));
         // A replica does not know what the protector that leads has let the process forget.
         let leads = process.role.elsewhere == Elsewhere::No;
-        let before = before.filter(|_| leads && process.has_all_before(&image) && !process.keeps_little(bound));
+        let is_kept = leads && !process.images.are_final && process.has_all_before(&image) && !process.keeps_little(bound);
+        let before = before.filter(|_| is_kept);
         (process.images.restores, process.images.useless) = (0, None);
         process.images.next = process.images.next.max(number.saturating_add(1));
         process.images.committed.push(image);

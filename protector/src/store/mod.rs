@@ -33,6 +33,7 @@ use radic_wire::bytes::Writer;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::log::{FromProtector, ImageRange, ImageState, Span, ToProtector};
+use radic_wire::process::PayloadMode;
 
 use self::images::Image;
 pub use self::lines::LineHeld;
@@ -113,10 +114,11 @@ impl Store {
         self.processes.keys().copied().filter(|process| process.job == job).collect()
     }
 
-    /// Bounds the log of a process in bytes, and says whether what no restart needs stays in files.
-    pub fn configure(&mut self, id: ProcessId, log: u64, keep: bool) {
+    /// Bounds the log of a process in bytes, and says whether what no restart needs stays in files, and where what the process receives is kept.
+    pub fn configure(&mut self, id: ProcessId, log: u64, keep: bool, payload: PayloadMode) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.bound = Some(log);
+        process.images.are_final = payload == PayloadMode::Sender;
         if !keep {
             process.kept = None;
         } else if process.kept.is_none() {
@@ -506,8 +508,7 @@ impl Store {
             return Err(NoRestart::Unstable);
         }
         if process.images.restores >= RESTORES {
-            // Where received bytes stay with their senders, peers that were brought back with it do not have what the image before needs.
-            if process.images.newest().is_some_and(|image| image.line.newest > 0) {
+            if process.images.are_final {
                 return Err(NoRestart::NoImage);
             }
             self.go_back(id);

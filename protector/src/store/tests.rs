@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{BootId, Epoch, JobId, Rank};
 use radic_wire::log::{CutStreams, LogPart};
+use radic_wire::process::PayloadMode;
 
 use super::*;
 
@@ -264,7 +265,7 @@ fn a_full_log_asks_for_an_image_once() {
 fn a_process_at_its_end_is_acknowledged_over_the_bound() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;
-    store.configure(id, 100, false);
+    store.configure(id, 100, false, PayloadMode::Log);
     image(&mut store, 0, 0, &[]);
     store.handle_verified(id, 0, true);
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: &[0; 300] };
@@ -305,7 +306,7 @@ proptest! {
                 9 => store.set_replica(id, a % 2 == 0),
                 10 => store.handle_replica(id, &FromProtector::JournalStable { position: a }),
                 11 => store.handle_replica(id, &FromProtector::PayloadStable { position: b }),
-                _ => store.configure(id, 1_000, a % 2 == 0),
+                _ => store.configure(id, 1_000, a % 2 == 0, PayloadMode::Log),
             }
             for output in std::iter::from_fn(|| store.poll_output()).collect::<Vec<_>>() {
                 if let Output::Verify(id, number) = output {

@@ -39,6 +39,10 @@ pub struct Breaks {
     pub alone: bool,
     /// Rank 0 says that it knows nothing of a lost process.
     pub silent: bool,
+    /// A log takes a recovery line for complete as soon as it has its own image of it.
+    pub early: bool,
+    /// A log that is to bring a process back does not hear which recovery lines other nodes know to be complete.
+    pub behind: bool,
 }
 
 /// What has happened, in numbers.

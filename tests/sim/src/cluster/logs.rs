@@ -154,6 +154,9 @@ impl World {
             }
             StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
                 let held = server.held_of_line(job, epoch, line);
+                if self.breaks.early && !held.has.is_empty() {
+                    self.logs(at).server.handle_line_complete(now, (job, epoch), line);
+                }
                 self.input_soon(at, Input::LineHeld(node, number, (job, epoch), held));
                 None
             }
@@ -161,7 +164,7 @@ impl World {
                 self.checks.handle_fence(process, incarnation);
                 self.trace(|| format!("n{} fences {process} below {}, and learns {} sets", at + 1, incarnation, sets.len()));
                 let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
-                self.fence(at, process, incarnation, sets, line);
+                self.fence(at, process, incarnation, sets, if self.breaks.behind { 0 } else { line });
                 None
             }
             StoreOrder::Silence(process, incarnation) => {

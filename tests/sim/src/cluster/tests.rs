@@ -49,6 +49,14 @@ fn causal(fault: Option<Fault>) -> impl Fn(&mut Plan) {
     }
 }
 
+/// The same, and what is received stays with its senders.
+fn staying(fault: Option<Fault>) -> impl Fn(&mut Plan) {
+    move |plan| {
+        causal(fault)(plan);
+        (plan.stays, plan.replicas) = (true, 1);
+    }
+}
+
 #[test]
 fn nothing_is_violated_where_nothing_waits() {
     assert_eq!(violated(Breaks::default(), causal(None)), "none");
@@ -58,11 +66,16 @@ fn nothing_is_violated_where_nothing_waits() {
 #[test]
 fn nothing_is_violated_where_received_bytes_stay_with_their_senders() {
     for fault in [None, Some(Fault::Crash(1)), Some(Fault::Break(2))] {
-        let stays = |plan: &mut Plan| {
-            causal(fault)(plan);
-            (plan.stays, plan.replicas) = (true, 1);
-        };
-        assert_eq!(violated(Breaks::default(), stays), "none");
+        assert_eq!(violated(Breaks::default(), staying(fault)), "none");
+    }
+}
+
+/// Some ranks go back behind the line then, or others have forgotten what those need again.
+#[test]
+fn a_recovery_line_that_counts_too_early_or_too_late_is_noticed() {
+    for breaks in [Breaks { early: true, ..Breaks::default() }, Breaks { behind: true, ..Breaks::default() }] {
+        let found = violations(1..2_000, breaks, staying(Some(Fault::Crash(1)))).next();
+        assert!(found.is_some(), "{breaks:?}");
     }
 }
 
