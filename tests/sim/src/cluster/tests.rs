@@ -2,6 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use radic_wire::event::EventName;
+
 use super::counts::Breaks;
 use super::plan::{Fault, Plan, When};
 use super::world::World;
@@ -73,9 +75,23 @@ fn nothing_is_violated_where_received_bytes_stay_with_their_senders() {
 /// Some ranks go back behind the line then, or others have forgotten what those need again.
 #[test]
 fn a_recovery_line_that_counts_too_early_or_too_late_is_noticed() {
-    for breaks in [Breaks { early: true, ..Breaks::default() }, Breaks { behind: true, ..Breaks::default() }] {
-        let found = violations(1..2_000, breaks, staying(Some(Fault::Crash(1)))).next();
-        assert!(found.is_some(), "{breaks:?}");
+    let often = |plan: &mut Plan| {
+        staying(None)(plan);
+        (plan.interval, plan.quota) = (std::time::Duration::from_millis(60), 4 * plan.quota);
+        (plan.bad_images, plan.useless_images) = (1 << 20, 0);
+        let (ranks, mut dice) = (plan.ranks, crate::dice::Dice::new(plan.seed));
+        let mut both = |nth: u32| {
+            let at = When::At(std::time::Duration::from_micros((60_000 * u64::from(nth) + dice.below(60_000) as u64)));
+            [nth % ranks, (nth + 1) % ranks].map(|rank| (at, Fault::Crash(rank)))
+        };
+        plan.faults = (2..12).flat_map(&mut both).collect();
+    };
+    // Seeds whose crashes hit what is broken; nothing is wrong with them else.
+    for (breaks, seeds) in
+        [(Breaks { early: true, ..Breaks::default() }, 100..110), (Breaks { behind: true, ..Breaks::default() }, 720..730)]
+    {
+        assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
+        assert!(violations(seeds, breaks, often).next().is_some(), "{breaks:?}");
     }
 }
 
