@@ -41,8 +41,6 @@ pub struct Breaks {
     pub silent: bool,
     /// A log takes a recovery line for complete as soon as it has its own image of it.
     pub early: bool,
-    /// A log that is to bring a process back does not hear which recovery lines other nodes know to be complete.
-    pub behind: bool,
 }
 
 /// What has happened, in numbers.

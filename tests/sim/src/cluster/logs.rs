@@ -164,7 +164,7 @@ impl World {
                 self.checks.handle_fence(process, incarnation);
                 self.trace(|| format!("n{} fences {process} below {}, and learns {} sets", at + 1, incarnation, sets.len()));
                 let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
-                self.fence(at, process, incarnation, sets, if self.breaks.behind { 0 } else { line });
+                self.fence(at, process, incarnation, sets, line);
                 None
             }
             StoreOrder::Silence(process, incarnation) => {
