@@ -125,6 +125,8 @@ pub struct Thread {
     pub affinity_len: u32,
     /// 1: it makes a call again that was interrupted.
     pub rewound: u32,
+    /// 1: it gets a SIGSEGV when it reads the processor's time stamp counter.
+    pub counter_traps: u32,
     /// Its frame: address of the ucontext, from which rt_sigreturn goes on.
     pub context: u64,
     /// Base of the FS segment: its thread-local storage.

@@ -45,6 +45,9 @@ const STACK: usize = 256;
 /// How long a thread that dies waits for the report of another one.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
+/// Handles a SIGSEGV, if it is one that it knows.
+pub type Trap = fn(*mut libc::siginfo_t, *mut libc::ucontext_t) -> bool;
+
 /// Where a process is on its way back.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +104,8 @@ static BEGAN: AtomicU64 = AtomicU64::new(0);
 static CLAIM: AtomicU32 = AtomicU32::new(Claim::Free as u32);
 /// The program's dispositions, in the order of `WATCHED`, where ours stand before them.
 static KEPT: [Kept; WATCHED.len()] = [const { Kept::new() }; WATCHED.len()];
+/// Of the library that embeds the engine, to which a SIGSEGV is offered first; 0: there is none. An address, for the image keeps it.
+static TRAPS: AtomicU64 = AtomicU64::new(0);
 static PATH: Own<[u8; PATH_BYTES]> = Own(UnsafeCell::new([0; PATH_BYTES]));
 static BUFFERS: Own<[[u8; BUFFER]; 2]> = Own(UnsafeCell::new([[0; BUFFER]; 2]));
 
@@ -110,6 +115,18 @@ fn phase() -> Phase {
         2 => Phase::CatchingUp,
         _ => Phase::Settled,
     }
+}
+
+/// Has a SIGSEGV of a process on its way back offered to this function first. It says whether the signal was a trap, which it has handled, and no death.
+pub fn set_traps(handle: Trap) {
+    TRAPS.store(handle as *const () as u64, Relaxed);
+}
+
+/// Whether the signal was a trap of the library that embeds the engine.
+fn is_trap(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) -> bool {
+    let handle = if signal == libc::SIGSEGV { TRAPS.load(Relaxed) } else { 0 };
+    // SAFETY: nothing but a function of this type is ever stored there.
+    handle != 0 && unsafe { core::mem::transmute::<u64, Trap>(handle) }(info, context)
 }
 
 fn kept(signal: i32) -> Option<&'static Kept> {
@@ -281,6 +298,9 @@ fn await_report() {
 }
 
 extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    if is_trap(signal, info, context) {
+        return;
+    }
     // SAFETY: the kernel gives a valid siginfo.
     let code = unsafe { (*info).si_code };
     let phase = if PROCESS.load(Relaxed) == sys::getpid() { phase() } else { Phase::Settled };

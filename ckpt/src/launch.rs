@@ -75,6 +75,41 @@ pub fn mask(how: i32) {
     sys::mask_signals(how, 1 << (stop::SIGNAL - 1));
 }
 
+/// From now on the calling thread gets a SIGSEGV (true), or the time (false), when it reads the processor's time stamp counter. So does what it creates. False: the kernel
+/// cannot do it.
+pub fn trap_counter(traps: bool) -> bool {
+    let how = if traps { libc::PR_TSC_SIGSEGV } else { libc::PR_TSC_ENABLE };
+    // SAFETY: no memory is involved.
+    unsafe { call!(libc::SYS_prctl, libc::PR_SET_TSC, how).is_ok() }
+}
+
+/// Whether the calling thread gets a SIGSEGV when it reads the processor's time stamp counter.
+pub(crate) fn is_counter_trapped() -> bool {
+    let mut how = 0i32;
+    // SAFETY: the kernel writes one int.
+    let told = unsafe { call!(libc::SYS_prctl, libc::PR_GET_TSC, &raw mut how) };
+    told.is_ok() && how == libc::PR_TSC_SIGSEGV
+}
+
+/// Before the calling thread executes another program: our signal waits, and the counter may be read. The kernel would keep its trap over exec, and the other program has no
+/// handler of it; already its linker reads the time. What is to be handed to [`after_exec`].
+pub fn before_exec() -> bool {
+    mask(libc::SIG_BLOCK);
+    let trapped = is_counter_trapped();
+    if trapped {
+        trap_counter(false);
+    }
+    trapped
+}
+
+/// There was no exec.
+pub fn after_exec(trapped: bool) {
+    if trapped {
+        trap_counter(true);
+    }
+    mask(libc::SIG_UNBLOCK);
+}
+
 /// glibc installs its own handler of our signal at the first pthread_create: let it do that before us.
 fn settle_glibc() {
     extern "C" fn nothing(argument: *mut libc::c_void) -> *mut libc::c_void {

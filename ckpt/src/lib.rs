@@ -72,3 +72,4 @@ pub use interrupted::indirect_syscall;
 pub use request::{Mode, Request, Tracking};
 pub use restart::{is_alone, launcher};
 pub use save::{Hooks, Nudged, Outcome, Through, Told, Wanted, checkpoint, nudge_self, set_hooks};
+pub use stop::return_from_signal;

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
 use crate::describe::object_number;
 use crate::gather::numbered;
+use crate::launch::trap_counter;
 use crate::maps::ObjectId;
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::save::hook;
@@ -590,6 +591,9 @@ fn adopt(index: usize, thread: &Thread) {
             // Another machine may not have these processors: then it runs anywhere.
             let _ = call!(libc::SYS_sched_setaffinity, 0, thread.affinity_len, thread.affinity.as_ptr());
         }
+    }
+    if thread.counter_traps == 1 && !trap_counter(true) {
+        fail("its reading of the processor's counter cannot be trapped", Errno(libc::EINVAL));
     }
 }
 

@@ -8,6 +8,7 @@ use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
 use crate::death;
 use crate::gather::Refusal;
 use crate::interrupted::rewind;
+use crate::launch::is_counter_trapped;
 use crate::signals;
 use crate::sys::{self, Answer, Errno, call};
 
@@ -165,6 +166,7 @@ fn describe(context: *mut libc::ucontext_t, rewound: bool) -> Thread {
         pending: 0,
         mask: 0,
         rewound: 0,
+        counter_traps: u32::from(is_counter_trapped()),
         name: [0; 16],
         affinity: [0; 16],
     };

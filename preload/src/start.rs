@@ -29,8 +29,15 @@ extern "C" fn construct() {
             image::register();
             hooks::identity::learn();
             radic_ckpt_preload::refuse_io_uring();
+            // Before the first image, which has the scale.
+            let counter = if joined.protection.record_tsc { hooks::counter::begin() } else { Ok(()) };
             if let Err(error) = layer::start(joined, hooks::mpi::is_linked()) {
                 layer::fail(&error.to_string());
+            }
+            if let Err(why) = counter
+                && let Some(mut layer) = layer::enter()
+            {
+                layer.note(&format!("what it reads of the processor's counter is not recorded: {why}"));
             }
             if let (Err(why), Some(mut layer)) = (hooks::stdio::watch_streams(), layer::enter()) {
                 layer.note(&format!(

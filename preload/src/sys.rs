@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -15,8 +16,33 @@ const HIGH: i32 = 1_000;
 /// Most parts that one call sends.
 pub const PARTS: usize = 64;
 
+/// Clocks are read by system calls, and not by the kernel's page, which computes them from a counter that may trap.
+static ASKS_KERNEL: AtomicBool = AtomicBool::new(false);
+
+/// From now on clocks are read by system calls, or not.
+pub fn ask_kernel(asks: bool) {
+    ASKS_KERNEL.store(asks, Relaxed);
+}
+
+/// Whether clocks are read by system calls.
+pub fn asks_kernel() -> bool {
+    ASKS_KERNEL.load(Relaxed)
+}
+
+/// Nanoseconds of a clock, by a system call. None: there is no such clock.
+#[allow(unsafe_code)]
+pub fn clock(clock: libc::clockid_t) -> Option<i64> {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec.
+    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut now) };
+    (result == 0).then(|| now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec))
+}
+
 /// Nanoseconds of the monotonic clock.
 pub fn now() -> u64 {
+    if asks_kernel() {
+        return clock(libc::CLOCK_MONOTONIC).unwrap_or(0) as u64;
+    }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -146,6 +146,15 @@ fn a_program_that_times_itself_survives_the_death_of_each_rank() {
     }
 }
 
+/// The same by the processor's counter, which no library sees.
+#[test]
+fn a_program_that_counts_ticks_survives_the_death_of_each_rank() {
+    for library in sample(&LIBRARIES.each_ref(), 1, &mut Random::from_environment()) {
+        let flags = "--outbox 2M --record-tsc --on-loss fail";
+        survives_with(library, flags, &["ticks", "--rounds", "30", "--ms", "50"], 2, &[0, 1, 0]);
+    }
+}
+
 #[test]
 fn a_ring_survives_the_death_of_a_rank() {
     survives("ring", &["--laps", "1500"], 4, &[2, 0]);

@@ -53,6 +53,10 @@ pub(crate) struct ProtectionArgs {
     /// a reading costs less, and such a program may go another way after a restart, which ends as --on-loss says
     #[arg(long, value_enum, default_value_t = RecordTimeFlag::On, value_name = "WHETHER")]
     record_time: RecordTimeFlag,
+    /// Record what the program reads of the processor's own counter, too (rdtsc, rdtscp), for a program that decides something by it; `radic doctor` names programs that may read
+    /// it. Each reading then takes microseconds, also those of its MPI library, and each message may: the processor traps the instruction
+    #[arg(long)]
+    record_tsc: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -125,6 +129,7 @@ impl ProtectionArgs {
             log: self.log_limit,
             keep_logs: self.keep_logs,
             record_time: self.record_time == RecordTimeFlag::On,
+            record_tsc: self.record_tsc,
             log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
             payload: if self.payload == PayloadFlag::Sender { PayloadMode::Sender } else { PayloadMode::Log },
         };

@@ -545,7 +545,7 @@ fn a_detached_job_is_named() {
 fn how_a_job_is_protected_is_passed_on() {
     let cluster = Cluster::new();
     let node = cluster.node("n1");
-    let flags = "--protect on --ckpt-interval 0.2 --replicas 2 --outbox 1M --log-limit 2G --keep-logs --record-time off --log waiting --mtbf 2h";
+    let flags = "--protect on --ckpt-interval 0.2 --replicas 2 --outbox 1M --log-limit 2G --keep-logs --record-time off --record-tsc --log waiting --mtbf 2h";
     let words: Vec<&str> = ["run", "-n", "1", "--detach"].into_iter().chain(flags.split(' ')).chain(["--", "true"]).collect();
     for (words, protection, mtbf_s) in [
         (
@@ -558,6 +558,7 @@ fn how_a_job_is_protected_is_passed_on() {
                 log: 2 << 30,
                 keep_logs: true,
                 record_time: false,
+                record_tsc: true,
                 log_mode: LogMode::Waiting,
                 payload: PayloadMode::Log,
             },

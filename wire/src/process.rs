@@ -82,6 +82,8 @@ pub struct Protection {
     pub keep_logs: bool,
     /// What the program reads of clocks is recorded, and told again in replay.
     pub record_time: bool,
+    /// What the program reads of the processor's time stamp counter by an instruction is recorded, too.
+    pub record_tsc: bool,
     /// What a process does before it sends to a protected process of its job.
     pub log_mode: LogMode,
     /// Where bytes that were received are kept until an image of the receiver covers them.
@@ -120,6 +122,7 @@ impl Default for Protection {
             log: 1 << 30,
             keep_logs: false,
             record_time: true,
+            record_tsc: false,
             log_mode: LogMode::Waiting,
             payload: PayloadMode::Log,
         }

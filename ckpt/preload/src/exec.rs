@@ -14,8 +14,6 @@ unsafe extern "C" {
 }
 
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
-const SIG_BLOCK: c_int = 0;
-const SIG_UNBLOCK: c_int = 1;
 pub const ENOSYS: c_int = 38;
 
 pub fn set_errno(value: c_int) {
@@ -40,16 +38,16 @@ impl Next {
         self.1.load(Relaxed)
     }
 
-    /// Calls `how` with the function while the signal is blocked. It returns only if there was no exec.
+    /// Calls `how` with the function while the signal is blocked, and the processor's counter may be read. It returns only if there was no exec.
     fn call(&self, how: impl FnOnce(*mut c_void) -> c_int) -> c_int {
         let function = self.find();
         if function.is_null() {
             set_errno(ENOSYS);
             return -1;
         }
-        radic_ckpt::launch::mask(SIG_BLOCK);
+        let trapped = radic_ckpt::launch::before_exec();
         let result = how(function);
-        radic_ckpt::launch::mask(SIG_UNBLOCK);
+        radic_ckpt::launch::after_exec(trapped);
         result
     }
 }

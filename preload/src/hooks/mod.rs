@@ -74,6 +74,7 @@ macro_rules! real {
     };
 }
 
+pub mod counter;
 pub mod descriptor;
 pub mod exit;
 pub mod identity;
@@ -82,6 +83,7 @@ pub mod mpi;
 pub mod poll;
 pub mod process;
 pub mod random;
+pub mod signal;
 pub mod socket;
 pub mod stdio;
 pub mod thread;
@@ -104,6 +106,7 @@ pub fn resolve(mut found: impl FnMut(&'static str, *const ())) {
     io::resolve(&mut found);
     poll::resolve(&mut found);
     process::resolve(&mut found);
+    signal::resolve(&mut found);
     socket::resolve(&mut found);
     stdio::resolve(&mut found);
     thread::resolve(&mut found);
@@ -145,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    const SOURCES: [&str; 13] = [
+    const SOURCES: [&str; 14] = [
         include_str!("descriptor.rs"),
         include_str!("exit.rs"),
         include_str!("identity.rs"),
@@ -154,6 +157,7 @@ mod tests {
         include_str!("poll.rs"),
         include_str!("process.rs"),
         include_str!("random.rs"),
+        include_str!("signal.rs"),
         include_str!("socket.rs"),
         include_str!("stdio.rs"),
         include_str!("thread.rs"),

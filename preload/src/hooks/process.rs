@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::counter::{self, Allowed};
 use super::wait;
 use crate::fds::{self, Kind};
 use crate::ops::ready;
@@ -34,7 +35,7 @@ hooks! {
         pid: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t, attributes: *const posix_spawnattr_t,
         words: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int => on_posix_spawn {
-        spawning();
+        let _allowed = spawning();
         let result = unsafe { real!(posix_spawn)(pid, path, actions, attributes, words, environment) };
         unsafe { note_spawned(result, pid) };
         result
@@ -44,21 +45,19 @@ hooks! {
         pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t, attributes: *const posix_spawnattr_t,
         words: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int => on_posix_spawnp {
-        spawning();
+        let _allowed = spawning();
         let result = unsafe { real!(posix_spawnp)(pid, file, actions, attributes, words, environment) };
         unsafe { note_spawned(result, pid) };
         result
     }
 
     unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE => on_popen {
-        spawning();
+        let _allowed = spawning();
         unsafe { real!(popen)(command, mode) }
     }
 
     unsafe fn system(command: *const c_char) -> c_int => on_system {
-        if !command.is_null() {
-            spawning();
-        }
+        let _allowed = (!command.is_null()).then(spawning);
         unsafe { real!(system)(command) }
     }
 }
@@ -116,6 +115,7 @@ unsafe extern "C" fn in_parent() {
 /// There is one thread now, and it is no rank's.
 unsafe extern "C" fn in_child() {
     layer::switch_off();
+    counter::end();
     child::begin();
     children::forget();
     memory::leave();
@@ -167,10 +167,12 @@ fn note(layer: &mut layer::Layer) {
     }
 }
 
-/// Before a call that starts another process, and perhaps waits for its end: what other processes wait for is sent first.
-fn spawning() {
+/// Before a call that starts another process, and perhaps waits for its end: what other processes wait for is sent first. During the call the thread may read the processor's
+/// counter, and so may the process.
+fn spawning() -> Allowed {
     if let Some(mut layer) = layer::enter() {
         layer.tend();
         note(&mut layer);
     }
+    Allowed::begin()
 }

@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod address;
 pub mod connect;
+pub mod counter;
 pub mod descriptor;
 pub mod epolls;
 pub mod kernel;

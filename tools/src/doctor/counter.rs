@@ -34,7 +34,7 @@ pub(super) fn examine(files: &[PathBuf]) -> Option<Finding> {
          after a restart, and its job then begins anew",
         listed(&users)
     );
-    let remedy = "only if it decides something by it: use clock_gettime or MPI_Wtime, which are recorded, if the program leaves the choice";
+    let remedy = "only if it decides something by it: radic run --record-tsc records it; or use clock_gettime or MPI_Wtime, which are recorded anyway and cost less, if the program leaves the choice";
     (!users.is_empty()).then(|| Finding::new(Level::Note, "rdtsc", about, remedy))
 }
 

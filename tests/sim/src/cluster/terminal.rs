@@ -87,6 +87,7 @@ impl World {
             log: 1 << 20,
             keep_logs: false,
             record_time: true,
+            record_tsc: false,
         };
         let spec = JobSpec {
             program: ByteBuf::from("/bin/program"),
