@@ -118,6 +118,17 @@ fn a_rank_comes_back_after_many_checkpoints() {
     cluster.assert_idle();
 }
 
+/// Where the processor's counter traps, it does so wherever the program is, in a process that was brought back, too; and a fault of the program is what it is without that.
+#[test]
+fn the_counter_traps_everywhere_and_faults_are_the_program_s() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let flags = "--protect on --ckpt-interval 0.3 --record-tsc --on-loss fail";
+    let running = cluster.job(1, flags, &[&compiled("net", "traps"), "400"]).limit(LIMIT).start();
+    kill(&cluster, 0, 2);
+    assert_eq!(finish(running), ["OK traps"]);
+    cluster.assert_idle();
+}
+
 /// A rank dies; the program sees nothing of it.
 fn survives(name: &str, args: &[&str], ranks: usize, killed: &[u32]) {
     survives_with(&MPICH, "", &[&[name], args].concat(), ranks, killed);
