@@ -297,6 +297,8 @@ static void others(void)
         T(getentropy(p, 10));
         T(getrusage(RUSAGE_SELF, (struct rusage *)p));
         T(waitid(P_PID, 1 << 30, (siginfo_t *)p, WEXITED));
+        T(sigprocmask(SIG_BLOCK, NULL, (sigset_t *)p));
+        T(pthread_sigmask(SIG_BLOCK, NULL, (sigset_t *)p));
         T(wait4(none, (int *)p, 0, NULL));
         T(__poll_chk((struct pollfd *)p, 1, 0, PAGE));
         T(__ppoll_chk((struct pollfd *)p, 1, &(struct timespec){0, 0}, NULL, PAGE));
@@ -313,6 +315,12 @@ static void others(void)
     struct rusage usage;
     T(clock_gettime(odd, &at));
     T(getrusage(odd, &usage));
+    sigset_t none_blocked;
+    sigemptyset(&none_blocked);
+    T(sigprocmask(odd, &none_blocked, NULL));
+    T(pthread_sigmask(odd, &none_blocked, NULL));
+    T(sigaction(odd, NULL, NULL));
+    T(signal(odd, SIG_DFL) == SIG_ERR ? -1 : 0);
     T(getrandom(room, 10, 0x40));
     T(getentropy(room, 300));
     T(gethostname(room, 0));

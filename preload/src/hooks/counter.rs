@@ -7,7 +7,8 @@
 //! The kernel's page (vDSO) computes the time from the counter, so its code traps, too. The library asks the kernel itself ([`sys::ask_kernel`]); for others who use the page (the
 //! C library within its own functions, a runtime without one) the instruction is executed, because only the counter itself gives the right time there.
 //!
-//! Over exec the kernel would leave the next program with the trap and without a handler: the engine takes it away before ([`radic_ckpt::launch::before_exec`]), and [`Allowed`] where the C library executes a program.
+//! Over exec the kernel would leave the next program with the trap and without a handler. The engine takes the trap away before ([`radic_ckpt::launch::before_exec`]), and
+//! [`Allowed`] where the C library executes a program.
 
 use std::arch::{naked_asm, x86_64};
 use std::ffi::c_int;
@@ -29,11 +30,12 @@ const RED_ZONE: usize = 128;
 const KEPT: u32 = 0xe7;
 /// Bytes for them: the end of those of AVX-512.
 const ROOM: usize = 2_688;
+/// Readings of which the best one counts.
 const READINGS: usize = 16;
 /// Time between the two readings that give the rate of the counter, in nanoseconds. It is then right to about a millionth.
 const MEASURED_NS: u64 = 20_000_000;
 
-/// The instructions trap, in this process.
+/// The instruction traps, in this process.
 static TRAPS: AtomicBool = AtomicBool::new(false);
 /// Where the kernel's page of code is; 0: nowhere.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -254,4 +256,35 @@ extern "C" fn answer(frame: &mut Frame) {
     }
     frame.next += instruction.map_or(0, Instruction::length) as u64;
     real::set_errno(errno);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    /// Of this thread, in a process without a layer.
+    #[test]
+    fn the_counter_is_told_where_it_traps() {
+        begin().unwrap();
+        let (first, mut processor) = (ticks(), 77);
+        // SAFETY: it writes the number.
+        let second = unsafe { x86_64::__rdtscp(&raw mut processor) };
+        // The standard library's clock is read by our hook; this one by the kernel's page, in the C library.
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes the time.
+        let base = unsafe { timespec_get(&raw mut now, 1) };
+        end();
+        let third = ticks();
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(first <= second && processor == 0, "{first} {second} {processor}");
+        // What was told is near the counter itself.
+        assert!(third.abs_diff(second) < 10_000_000_000, "{second} {third}");
+        assert!(base == 1 && (since_1970.as_secs() as i64).abs_diff(now.tv_sec) < 60);
+    }
+
+    unsafe extern "C" {
+        fn timespec_get(to: *mut libc::timespec, base: c_int) -> c_int;
+    }
 }

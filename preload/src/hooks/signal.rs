@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use libc::{SIGSEGV, sigaction as Action, sighandler_t, siginfo_t, sigset_t, ucontext_t};
 
-/// Flag of the kernel: [`return_from_signal`] is there.
+use crate::pointers;
+
+/// Flag of the kernel: a disposition says what the handler returns to.
 const SA_RESTORER: u64 = 0x0400_0000;
 /// The signal in a mask.
 const BIT: u64 = 1 << (SIGSEGV - 1);
@@ -18,8 +20,8 @@ type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut ucontext_t);
 
 /// A handler of this library stands before the program's.
 static STANDS_BEFORE: AtomicBool = AtomicBool::new(false);
-/// What the program has the signal do, as the kernel has it: handler, flags, restorer, mask.
-static PROGRAM: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+/// What the program has the signal do: handler, flags, mask.
+static PROGRAM: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 /// A disposition as the kernel has it.
 #[repr(C)]
@@ -32,13 +34,19 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn of_program() -> Kernel {
-        let [handler, flags, restorer, mask] = [0, 1, 2, 3].map(|at: usize| PROGRAM[at].load(Relaxed));
-        Kernel { handler, flags, restorer, mask }
+    fn new(handler: u64, flags: u64, mask: u64) -> Kernel {
+        let restorer = radic_ckpt::return_from_signal as *const () as u64;
+        Kernel { handler, flags: flags | SA_RESTORER, restorer, mask }
     }
 
+    fn of_program() -> Kernel {
+        let [handler, flags, mask] = [0, 1, 2].map(|at: usize| PROGRAM[at].load(Relaxed));
+        Kernel::new(handler, flags, mask)
+    }
+
+    /// Keeps it as the program's.
     fn keep(&self) {
-        let words = [self.handler, self.flags, self.restorer, self.mask];
+        let words = [self.handler, self.flags & !SA_RESTORER, self.mask];
         PROGRAM.iter().zip(words).for_each(|(kept, word)| kept.store(word, Relaxed));
     }
 
@@ -61,8 +69,8 @@ hooks! {
         if number == SIGSEGV {
             let before = Kernel::of_program();
             if let Some(action) = action {
-                let (handler, flags) = (action.sa_sigaction as u64, action.sa_flags as u32);
-                Kernel { handler, flags: flags.into(), restorer: before.restorer, mask: word(&action.sa_mask) }.keep();
+                let flags = u64::from(action.sa_flags as u32);
+                Kernel::new(action.sa_sigaction as u64, flags, word(&action.sa_mask)).keep();
             }
             unsafe { tell(before, old) };
             return 0;
@@ -77,17 +85,17 @@ hooks! {
             return unsafe { real!(signal)(number, handler) };
         }
         let before = Kernel::of_program();
-        Kernel { handler: handler as u64, flags: libc::SA_RESTART as u64, restorer: before.restorer, mask: 0 }.keep();
+        Kernel::new(handler as u64, libc::SA_RESTART as u64, 0).keep();
         before.handler as sighandler_t
     }
 
     unsafe fn sigprocmask(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int => on_sigprocmask {
-        let open = unsafe { opened(how, new) };
+        let open = opened(how, new);
         unsafe { real!(sigprocmask)(how, open.as_ref().map_or(new, |set| &raw const *set), old) }
     }
 
     unsafe fn pthread_sigmask(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int => on_pthread_sigmask {
-        let open = unsafe { opened(how, new) };
+        let open = opened(how, new);
         unsafe { real!(pthread_sigmask)(how, open.as_ref().map_or(new, |set| &raw const *set), old) }
     }
 }
@@ -95,10 +103,9 @@ hooks! {
 /// Tells the program what it has the signal do.
 unsafe fn tell(kept: Kernel, to: *mut Action) {
     if let Some(to) = unsafe { to.as_mut() } {
-        let mut mask = to.sa_mask;
-        unsafe { libc::sigemptyset(&raw mut mask) };
-        unsafe { (&raw mut mask).cast::<u64>().write(kept.mask) };
-        *to = Action { sa_sigaction: kept.handler as usize, sa_mask: mask, sa_flags: kept.flags as c_int, sa_restorer: None };
+        unsafe { libc::sigemptyset(&raw mut to.sa_mask) };
+        unsafe { (&raw mut to.sa_mask).cast::<u64>().write(kept.mask) };
+        (to.sa_sigaction, to.sa_flags) = (kept.handler as usize, (kept.flags & !SA_RESTORER) as c_int);
     }
 }
 
@@ -115,9 +122,11 @@ fn without(set: &sigset_t) -> sigset_t {
 }
 
 /// The set that the program is to have blocked instead of this one, if SIGSEGV is in it and must not be.
-unsafe fn opened(how: c_int, set: *const sigset_t) -> Option<sigset_t> {
-    let set = if how != libc::SIG_UNBLOCK && STANDS_BEFORE.load(Relaxed) { unsafe { set.as_ref() } } else { None };
-    set.filter(|set| word(set) & BIT != 0).map(without)
+fn opened(how: c_int, set: *const sigset_t) -> Option<sigset_t> {
+    let blocks = how != libc::SIG_UNBLOCK && STANDS_BEFORE.load(Relaxed);
+    // Of a pointer that leads nowhere the kernel says so.
+    let set = if blocks { pointers::read(set) } else { None };
+    set.filter(|set| word(set) & BIT != 0).map(|set| without(&set))
 }
 
 /// Sets the calling thread's mask.
@@ -127,9 +136,8 @@ fn set_mask(how: c_int, mask: u64) {
 
 /// From now on this handler gets SIGSEGV, with all signals blocked. An error: why not.
 pub(super) fn stand_before(handler: Handler) -> Result<(), &'static str> {
-    let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART) as u64 | SA_RESTORER;
-    let restorer = radic_ckpt::return_from_signal as *const () as u64;
-    let ours = Kernel { handler: handler as *const () as u64, flags, restorer, mask: u64::MAX };
+    let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    let ours = Kernel::new(handler as *const () as u64, flags as u64, u64::MAX);
     let before = ours.set().ok_or("the kernel takes no handler of SIGSEGV")?;
     before.keep();
     STANDS_BEFORE.store(true, Relaxed);
@@ -140,14 +148,8 @@ pub(super) fn stand_before(handler: Handler) -> Result<(), &'static str> {
 /// The program's disposition is the kernel's again.
 pub(super) fn step_back() {
     if STANDS_BEFORE.swap(false, Relaxed) {
-        set_again(Kernel::of_program());
+        Kernel::of_program().set();
     }
-}
-
-/// Sets a disposition of the program, which may have come by `sigaction`, where the C library adds what handlers return to.
-fn set_again(action: Kernel) {
-    let restorer = radic_ckpt::return_from_signal as *const () as u64;
-    Kernel { flags: action.flags | SA_RESTORER, restorer, ..action }.set();
 }
 
 /// Does what the program has a SIGSEGV do, in the handler that stands before its own.
@@ -164,7 +166,7 @@ pub(super) fn pass_on(number: c_int, info: *mut siginfo_t, context: *mut ucontex
             }
         }
         _ => {
-            if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
+            if action.flags & u64::from(libc::SA_RESETHAND as u32) != 0 {
                 Kernel::default().keep();
             }
             let before = unsafe { (&raw const (*context).uc_sigmask).cast::<u64>().read() };

@@ -79,7 +79,7 @@ impl Scale {
     /// The counter when the clock says so.
     fn ticks(&self, ns: i64) -> u64 {
         let since = i128::from(ns) - i128::from(self.origin.ns);
-        let ticks = since * i128::from(self.rate) >> FRACTION;
+        let ticks = (since * i128::from(self.rate)) >> FRACTION;
         self.origin.ticks.wrapping_add(ticks as u64)
     }
 }
