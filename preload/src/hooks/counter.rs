@@ -1,7 +1,7 @@
 //! `rdtsc` and `rdtscp` of the program (`--record-tsc`): each thread has the kernel make a SIGSEGV of them (PR_SET_TSC), new threads by themselves, and the handler here has the
 //! program told what `ops::counter` says.
 //!
-//! The handler only looks at the instruction. Where a reading is to be recorded it has the thread go on in [`call`], which is to the program as if the instruction took
+//! The handler only looks at the instruction. Where a reading is to be recorded it has the thread go on in `call`, which is to the program as if the instruction took
 //! longer: there the thread is in no handler, so it may wait for the layer and for other threads, and be saved, as in a call of the C library.
 //!
 //! The kernel's page (vDSO) computes the time from the counter, so its code traps, too. The library asks the kernel itself ([`sys::ask_kernel`]); for others who use the page (the
