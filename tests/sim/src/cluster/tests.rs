@@ -2,8 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use radic_wire::event::EventName;
-
 use super::counts::Breaks;
 use super::plan::{Fault, Plan, When};
 use super::world::World;
@@ -81,7 +79,7 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
         (plan.bad_images, plan.useless_images) = (1 << 20, 0);
         let (ranks, mut dice) = (plan.ranks, crate::dice::Dice::new(plan.seed));
         let mut both = |nth: u32| {
-            let at = When::At(std::time::Duration::from_micros((60_000 * u64::from(nth) + dice.below(60_000) as u64)));
+            let at = When::At(std::time::Duration::from_micros(60_000 * u64::from(nth) + dice.below(60_000) as u64));
             [nth % ranks, (nth + 1) % ranks].map(|rank| (at, Fault::Crash(rank)))
         };
         plan.faults = (2..12).flat_map(&mut both).collect();
