@@ -112,6 +112,15 @@ impl Clocks {
         self.told(thread, clock).map(|told| told.by_record(difference))
     }
 
+    /// In replay: a record whose turn has not come, after so many readings since the one before. It counts as a reading by the rule until then.
+    pub fn by_early_record(&mut self, thread: u32, clock: u32, difference: i64, readings: u64) -> Result<i64, Error> {
+        let told = self.told(thread, clock)?;
+        let skipped = std::mem::replace(&mut told.skipped, readings);
+        let last = told.by_record(difference);
+        told.skipped = skipped.saturating_add(1);
+        Ok(last)
+    }
+
     /// The clock says `real`: what the program is told, and what is to be recorded, if the rule does not give it.
     pub fn read(&mut self, thread: u32, clock: u32, real: i64) -> Result<(i64, Option<Determinant<'static>>), Error> {
         let behind = self.behind.get(clock as usize).copied().unwrap_or(0);

@@ -252,20 +252,20 @@ impl Journal {
     }
 
     /// An outcome was served from the log that stood after `sent` bytes; at a thread's first one the thread gets its number.
-    /// `own`: after so many bytes of its own thread, if the log says that. `empties`: it is that so many empty outcomes and one more were had, of which some of the thread's
-    /// may be.
+    /// `own`: after so many bytes of its own thread, if the log says that. `passed`: so many empty outcomes of the thread, or some of them, were before it; none: all of them.
+    /// `early`: it was told before, and its thread has gone on.
     pub(crate) fn handle_served(
         &mut self,
         (number, begins): (u32, Option<u64>),
         (sent, own): (u64, Option<u64>),
-        empties: Option<u64>,
+        (passed, early): (Option<u64>, bool),
     ) {
         if let Some(name) = begins {
             self.bind(number, name);
         }
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
-            thread.reading = None;
-            thread.empties = empties.map_or(0, |empties| thread.empties.saturating_sub(empties.saturating_add(1)));
+            thread.reading = thread.reading.take().filter(|_| early);
+            thread.empties = passed.map_or(0, |passed| thread.empties.saturating_sub(passed));
             thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
         }
         self.handle_taken_served(number, sent);
@@ -319,7 +319,7 @@ impl Journal {
         self.ring.push(&self.scratch[..length]);
         match outcome {
             Determinant::Taken if number.is_some() => self.handle_taken_served(index, sent),
-            _ => self.handle_served((index, number.is_none().then_some(name)), (sent, own), None),
+            _ => self.handle_served((index, number.is_none().then_some(name)), (sent, own), (None, false)),
         }
         Ok(())
     }

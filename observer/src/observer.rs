@@ -317,7 +317,7 @@ impl Observer {
             Served::Nothing | Served::Over if sends => return Ok(Verdict::Live),
             Served::Fetch => return Ok(Verdict::Wait(Wait::Log)),
             Served::Turn => return Ok(Verdict::Wait(Wait::Turn)),
-            Served::Nothing => Wait::Event,
+            Served::Nothing | Served::Early(..) => Wait::Event,
             Served::Over => Wait::Peers,
         };
         if blocking {

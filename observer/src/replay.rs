@@ -23,6 +23,9 @@ use crate::journal::Journal;
 /// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in a program that goes by the clock another
 /// thread may wait for what this one does next. The caller waits about half a millisecond each time.
 const TURNS: u32 = 20_000;
+/// The same for a reading of a clock that is in the log further on: then it is told what the log has. Its thread may hold a lock that another thread needs to come to the outcome that
+/// is next, and what it is told depends on no other outcome.
+const READING_TURNS: u32 = 20;
 
 /// What the program asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +144,8 @@ pub enum Served {
     Turn,
     /// The log must be fetched further: [`Replay::wanted`].
     Fetch,
+    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last one, and that is recorded after so many readings.
+    Early(i64, u64),
     /// The log is over.
     Over,
 }
@@ -155,6 +160,8 @@ struct Head {
     sent: u64,
     /// Bytes that its own thread had sent, if the log says so.
     own: Option<u64>,
+    /// Where it begins in the journal.
+    position: u64,
     /// Where the outcome's own code begins and ends, from `at` on.
     code: (usize, usize),
 }
@@ -183,8 +190,8 @@ impl Head {
 enum Kind {
     /// Of a send: the descriptor, and how many bytes were taken.
     Send(u32, u32),
-    /// Of a reading: the clock, after how many readings of it by the rule, and the difference.
-    Time(u32, u64, i64),
+    /// Of a reading: the clock, after how many readings of it by the rule, the difference, and after how many since the record before.
+    Time(u32, u64, i64, u64),
     Other,
 }
 
@@ -195,7 +202,7 @@ impl Kind {
             (Some((fd, taken)), _) => Kind::Send(fd, taken),
             (None, Determinant::Time { clock, skipped, difference }) => {
                 let passed = passed.get(clock as usize).copied().unwrap_or(0);
-                Kind::Time(clock, skipped.saturating_add(passed), difference)
+                Kind::Time(clock, skipped.saturating_add(passed), difference, skipped)
             }
             (None, _) => Kind::Other,
         }
@@ -233,6 +240,8 @@ pub struct Replay {
     ahead: Option<(u32, Ahead)>,
     /// How often a call was made to wait for its turn since the log went on last.
     turns: u32,
+    /// Where the readings begin that were told before their turn ([`Served::Early`]).
+    early: Vec<u64>,
 }
 
 /// An outcome that is not asked for: re-execution goes another way.
@@ -269,7 +278,19 @@ impl Replay {
     pub fn new(position: u64, end: u64, thread: u32, buffer: usize) -> Self {
         assert!(position <= end, "a log from {position} to {end}");
         let buffer = vec![0; buffer].into_boxed_slice();
-        Replay { buffer, at: 0, filled: 0, position, end, head: None, starved: false, thread, ahead: None, turns: 0 }
+        Replay {
+            buffer,
+            at: 0,
+            filled: 0,
+            position,
+            end,
+            head: None,
+            starved: false,
+            thread,
+            ahead: None,
+            turns: 0,
+            early: Vec::new(),
+        }
     }
 
     /// Where the log ends.
@@ -326,7 +347,8 @@ impl Replay {
 
     /// The outcome whose code begins there, after one of this thread.
     fn head_at(&self, at: usize, thread: u32) -> Result<Head, Malformed> {
-        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, code: (0, 0) };
+        let position = self.position + (at - self.at) as u64;
+        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, position, code: (0, 0) };
         let mut from = Reader::new(&self.buffer[at..self.filled]);
         loop {
             let start = from.at();
@@ -351,7 +373,7 @@ impl Replay {
         // A reading that was made since is not ahead any more, nor is a call that has found nothing since.
         let is_made = |ahead: &Ahead| match *ahead {
             Ahead::Nothing(before) => journal.empties(thread) > before,
-            Ahead::Here(_, Kind::Time(clock, before, _)) => skipped.get(clock as usize).is_some_and(|skipped| *skipped > before),
+            Ahead::Here(_, Kind::Time(clock, before, ..)) => skipped.get(clock as usize).is_some_and(|skipped| *skipped > before),
             _ => false,
         };
         if let Some((_, known)) = self.ahead.filter(|(of, known)| *of == thread && !is_made(known)) {
@@ -510,19 +532,25 @@ impl Replay {
         };
         let (outcome, gate_a) = (self.awaited_outcome()?, head.is_open(journal));
         let is_head = journal.is_thread(thread, head.thread, head.begins) && outcome != Determinant::Taken;
-        let is_record =
-            |kind| matches!(kind, Kind::Time(of, before, difference) if (of, before) == (clock, skipped) && difference != step);
+        let is_record = |kind| matches!(kind, Kind::Time(of, before, difference, _) if (of, before) == (clock, skipped) && difference != step);
         if is_head && gate_a && is_record(Kind::of(&outcome, &[0; CLOCKS])) {
             return Ok(Served::Outcome);
         }
         let is_due = match self.look_ahead(journal, thread) {
+            Ahead::Here(Head { begins: None, position, .. }, kind @ Kind::Time(_, _, difference, own))
+                if is_record(kind) && self.turns >= READING_TURNS =>
+            {
+                self.early.push(position);
+                return Ok(Served::Early(difference, own));
+            }
             Ahead::Here(_, kind) => is_record(kind),
             Ahead::Coming => true,
             // It was made before a call that has an outcome in the log, and is not there itself.
             Ahead::Nothing(_) => false,
             // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known when the others have had their outcomes, as far as
-            // they do not need what this thread sends next.
-            Ahead::Unknown => gate_a || self.next_position() < self.end,
+            // they do not need what this thread sends next, or a lock that it holds.
+            Ahead::Unknown if self.next_position() == self.end => gate_a && self.turns < READING_TURNS,
+            Ahead::Unknown => true,
         };
         Ok(if is_due && self.has_turns() { Served::Turn } else { Served::Nothing })
     }
@@ -594,8 +622,9 @@ impl Replay {
         if is_taken && head.begins.is_none() {
             journal.handle_taken_served(head.thread, head.sent);
         } else {
-            let empties = is_nothing.then_some(head.empties);
-            journal.handle_served((head.thread, head.begins), (head.sent, head.own), empties);
+            let early = self.early.iter().position(|early| *early == head.position).map(|at| self.early.swap_remove(at));
+            let passed = early.map(|_| head.empties).or(is_nothing.then_some(head.empties.saturating_add(1)));
+            journal.handle_served((head.thread, head.begins), (head.sent, head.own), (passed, early.is_some()));
         }
         (self.ahead, self.turns) = (None, 0);
         self.thread = head.thread;

@@ -38,6 +38,10 @@ impl Observer {
                     self.note_reading(thread, clock)?;
                     return Ok(Reading::Again(told));
                 }
+                Served::Early(difference, readings) => {
+                    let told = self.journal.clocks.by_early_record(thread, clock, difference, readings)?;
+                    return Ok(Reading::Again(told));
+                }
                 Served::Fetch => Wait::Log,
                 Served::Turn => Wait::Turn,
             };

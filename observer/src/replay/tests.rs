@@ -121,6 +121,7 @@ proptest! {
                 _ => (thread, fd),
             };
             match replay.offer(&journal, thread, Ask::Recv { fd }, false).unwrap() {
+                Served::Early(..) => unreachable!("no clock is read"),
                 Served::Over => break,
                 Served::Fetch => fetch(&mut replay, &log, most),
                 Served::Nothing => {
@@ -187,6 +188,7 @@ proptest! {
                     left[thread as usize].pop();
                 }
                 // What was found after the last outcome of all is in no log.
+                Served::Early(..) => unreachable!("no clock is read"),
                 Served::Over => _ = left[thread as usize].pop(),
             }
         }
@@ -200,7 +202,7 @@ proptest! {
             match replay.offer(&journal, 0, Ask::Recv { fd: 1 }, false) {
                 Ok(Served::Fetch) => fetch(&mut replay, &log, 64),
                 Ok(Served::Outcome) => replay.handle_served(&mut self::journal()),
-                Ok(Served::Nothing | Served::Turn | Served::Over) | Err(_) => break,
+                Ok(Served::Nothing | Served::Turn | Served::Early(..) | Served::Over) | Err(_) => break,
             }
         }
     }
@@ -212,6 +214,33 @@ fn a_thread_that_cannot_be_is_an_error_for_sends_that_were_taken_too() {
     let mut replay = Replay::new(0, log.len() as u64, 0, 64);
     replay.handle_log(0, &log).unwrap();
     assert_eq!(replay.offer(&journal(), 0, Ask::Recv { fd: 1 }, false), Err(Error::Thread(14)));
+}
+
+/// A reading whose record comes after an outcome of another thread waits for that a while. Then it is told what is recorded, for its thread may hold a lock that the other one needs;
+/// where its record is next it is passed over, and what the thread has found empty since still counts.
+#[test]
+fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
+    let mut then = journal();
+    then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
+    then.append(0, &Determinant::Time { clock: 0, skipped: 0, difference: 900 }).unwrap();
+    then.handle_empty(0).unwrap();
+    then.append(0, &Determinant::Recv { fd: 2, len: 1 }).unwrap();
+    let log = then.poll_ship().unwrap().head.to_vec();
+    let mut replay = Replay::new(0, log.len() as u64, 0, 64);
+    replay.handle_log(0, &log).unwrap();
+    let mut now = journal();
+    let turns = (0..TURNS).take_while(|_| replay.offer_time(&now, 0, (0, 0, 5)) == Ok(Served::Turn)).count();
+    assert_eq!(turns, READING_TURNS as usize);
+    assert_eq!(now.clocks.by_early_record(0, 0, 900, 0), Ok(900));
+    now.handle_empty(0).unwrap();
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, true), Ok(Served::Nothing), "the other thread comes first");
+    assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
+    replay.handle_served(&mut now);
+    let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
+    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was told");
+    replay.handle_served(&mut now);
+    assert_eq!(now.empties(0), 1);
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
 }
 
 /// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait for. The other thread may need what this one
