@@ -52,23 +52,41 @@ impl Causes {
     /// Takes what is new, and forgets what the process keeps no more.
     fn append(&mut self, new: &NewCauses<'_>) -> Result<(), &'static str> {
         if new.start >= self.end() {
-            self.forget(self.bytes.len());
+            self.forget(self.bytes.len())?;
             self.start = new.position;
         }
         let known = self.end().checked_sub(new.position).ok_or("its causes have a gap")?;
-        self.bytes.extend(new.bytes.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or(&[]));
-        self.forget(new.start.saturating_sub(self.start) as usize);
+        let (before, bytes) = new.bytes.split_at(new.bytes.len().min(usize::try_from(known).unwrap_or(usize::MAX)));
+        if !are_whole(before) {
+            return Err(SPLIT);
+        }
+        self.bytes.extend(bytes);
+        self.forget(new.start.saturating_sub(self.start) as usize)?;
         if self.bytes.len() > MOST { Err("it keeps too many causes") } else { Ok(()) }
     }
 
-    fn forget(&mut self, count: usize) {
-        let gone: Vec<u8> = self.bytes.drain(..count).collect();
+    /// Forgets the first bytes, which must be whole causes: a replica gets what is left, and must be able to read it.
+    fn forget(&mut self, count: usize) -> Result<(), &'static str> {
+        let gone: Vec<u8> = self.bytes.range(..count).copied().collect();
+        if !are_whole(&gone) {
+            return Err(SPLIT);
+        }
+        self.bytes.drain(..count);
         self.start += count as u64;
         for cause in causes::read(&gone).map_while(Result::ok).filter(|cause| cause.origin().0 < limits::RANKS) {
             let known = self.forgotten.entry(cause.origin()).or_default();
             *known = cause.to().max(*known);
         }
+        Ok(())
     }
+}
+
+/// Why causes are refused that do not begin where one of those before ends.
+const SPLIT: &str = "its causes begin in the midst of one";
+
+/// Whether these bytes are causes to their end.
+fn are_whole(bytes: &[u8]) -> bool {
+    causes::read(bytes).all(|cause| cause.is_ok())
 }
 
 impl Store {

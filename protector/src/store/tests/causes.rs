@@ -52,6 +52,18 @@ fn the_journal_and_its_causes_come_together_and_go_from_their_beginning() {
     assert!(say(&mut store, 3, (end, end + 100, &one), b"").is_err(), "a gap");
 }
 
+/// What is left would be no causes to the replica that gets them (found by the fuzzer).
+#[test]
+fn causes_that_begin_in_the_midst_of_one_are_refused() {
+    let (one, two) = (part(1, 0, b"abc"), part(1, 3, b"de"));
+    let (end, both) = (one.len() as u64, [&one[..], &two].concat());
+    for (start, at, set) in [(1, end, &two), (0, end - 1, &both), (end + 1, end, &two)] {
+        let mut store = with_image();
+        say(&mut store, 0, (0, 0, &one), b"xy").unwrap();
+        assert!(say(&mut store, 2, (start, at, set), b"z").is_err(), "{start} {at}");
+    }
+}
+
 #[test]
 fn a_log_learns_what_others_know_up_to_the_first_gap_and_what_that_depends_on() {
     let mut store = with_image();
