@@ -177,6 +177,9 @@ pub fn keep_to_itself(memory: Range<usize>) -> rustix::io::Result<()> {
     let (start, end) = (memory.start.next_multiple_of(PAGE), memory.end / PAGE * PAGE);
     // SAFETY: whole pages of one block, which stay mapped and as they are in this process. A child never uses the layer, whose memory that is.
     unsafe { madvise(ptr::with_exposed_provenance_mut(start), end - start, Advice::LinuxDontFork) }?;
+    // Most of it is touched for the first time, and page by page that costs more than the copy. Without huge pages it works, too.
+    // SAFETY: as above.
+    _ = unsafe { madvise(ptr::with_exposed_provenance_mut(start), end - start, Advice::LinuxHugepage) };
     radic_ckpt::leave_out(1, start as u64..end as u64);
     Ok(())
 }
