@@ -33,24 +33,24 @@ fn survives(library: &Library, flags: &str, dead: &[&str]) {
     cluster.stop();
 }
 
-#[test]
-fn one_node_and_two_at_one_moment_die() {
+/// One node, and two at one moment.
+fn all_survive(flags: &str) {
     let mut random = Random::from_environment();
     for library in libraries(&mut random) {
         for dead in [&["n3"][..], &["n2", "n4"]] {
-            survives(library, FLAGS, dead);
+            survives(library, flags, dead);
         }
     }
 }
 
 #[test]
+fn one_node_and_two_at_one_moment_die() {
+    all_survive(FLAGS);
+}
+
+#[test]
 fn one_node_and_two_die_where_received_bytes_stay_with_their_senders() {
-    let mut random = Random::from_environment();
-    for library in libraries(&mut random) {
-        for dead in [&["n3"][..], &["n2", "n4"]] {
-            survives(library, SENDER, dead);
-        }
-    }
+    all_survive(SENDER);
 }
 
 /// Without a death each program ends as it does natively.

@@ -6,6 +6,8 @@ pub const NODE_NAME: usize = 64;
 pub const PEER_FRAME: usize = 16 << 20;
 /// Longest frame on the unix socket between `radic` and its protector, in bytes.
 pub const LOCAL_FRAME: usize = 4 << 20;
+/// Bytes of the outbox of a process, unless the user or its node says how many.
+pub const OUTBOX: u64 = 64 << 20;
 /// Most members that a view may have.
 pub const MEMBERS: usize = 16_384;
 /// Former members that a view remembers.

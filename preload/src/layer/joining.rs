@@ -12,7 +12,7 @@ use radic_observer::{Config, Observer};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, LogMode, PayloadMode, Protection, ToNode};
-use radic_wire::{PROTOCOL_VERSION, login};
+use radic_wire::{PROTOCOL_VERSION, limits, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -30,8 +30,6 @@ use crate::{counters, memory, sys};
 
 /// Bytes of the payload log in the process.
 const PAYLOAD: usize = 4 << 20;
-/// Bytes of the outbox, if the node does not say.
-const OUTBOX: u64 = 64 << 20;
 /// Bytes of an outbox block.
 const BLOCK: usize = 4 << 10;
 
@@ -109,7 +107,8 @@ fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_
 /// Starts the layer: from now on every call is watched. Whether the program is linked with an MPI library is asked for by the hooks.
 pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let Joined { mut node, process, incarnation, key, mut protector, protection, journal, inherited } = joined;
-    let blocks = usize::try_from(protection.outbox.unwrap_or(OUTBOX)).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
+    let blocks =
+        usize::try_from(protection.outbox.unwrap_or(limits::OUTBOX)).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let causes = (protection.log_mode == LogMode::Causal).then(Bounds::default);
     let payload_stays = protection.payload == PayloadMode::Sender;
     let config =

@@ -184,11 +184,11 @@ impl Node {
     /// Bytes of the outbox of each process of a job here. Where the user names none and received bytes stay with their senders, the processes share an eighth of the memory: the more
     /// there is, the fewer recovery lines are made because an outbox fills.
     fn outbox_of(&self, host: &Host) -> u64 {
-        const LEAST: u64 = 64 << 20;
         const MOST: u64 = 2 << 30;
         let Protection { outbox, payload, .. } = host.protection();
         let share = || self.config.machine_memory / 8 / (host.ranks().count() as u64).max(1);
-        outbox.unwrap_or_else(|| if *payload == PayloadMode::Sender { share().clamp(LEAST, MOST) } else { LEAST })
+        outbox
+            .unwrap_or_else(|| if *payload == PayloadMode::Sender { share().clamp(limits::OUTBOX, MOST) } else { limits::OUTBOX })
     }
 
     /// The process may begin, with a journal from this position on.

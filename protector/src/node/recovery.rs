@@ -151,13 +151,13 @@ impl Node {
     fn restart_from(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, restart: store::Restart) {
         let (job, rank) = (process.job, process.rank);
         let (log, replica) = (self.config.me.log_address(), self.replica_of(job));
-        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        let Some(wards) = self.recovery.wards.get(&job) else { return };
         let (ward, target) = (wards.ward.clone(), wards.ward.placement.node_of(rank).cloned());
-        let (Some(target), Some(protected)) = (target, wards.ranks.get_mut(&rank)) else { return };
-        let (host, origin) = (std::mem::replace(&mut protected.host, target.clone()), protected.origin);
-        let origin = origin.unwrap_or_else(|| self.address_of(&host));
-        if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank)) {
-            protected.origin = Some(origin);
+        let (Some(target), Some(protected)) = (target, wards.ranks.get(&rank)) else { return };
+        let origin = protected.origin.unwrap_or_else(|| self.address_of(&protected.host));
+        let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));
+        if let Some(protected) = protected {
+            (protected.host, protected.origin) = (target.clone(), Some(origin));
         }
         let order = RestartOrder {
             process,

@@ -82,8 +82,7 @@ impl World {
             Output::Observer(observer, message) => self.tell_observer(observer, Some(Box::new(message))),
             Output::CloseObserver(observer) => self.tell_observer(observer, None),
             Output::Nudge(observer) => {
-                let pid = observer.0 as u32;
-                if self.processes[pid as usize].observer_id(pid) == observer {
+                if let Some(pid) = self.program_of(observer) {
                     self.step_at(pid, self.now + super::LOCAL);
                 }
             }
@@ -103,10 +102,14 @@ impl World {
         }
     }
 
-    /// Something for the program of a process that this is; nothing, if the process has executed another one since.
-    fn tell_observer(&mut self, observer: ObserverId, message: Option<Box<FromNode>>) {
+    /// The process whose program this is; none, if it has executed another one since.
+    fn program_of(&self, observer: ObserverId) -> Option<u32> {
         let pid = observer.0 as u32;
-        if self.processes[pid as usize].observer_id(pid) == observer {
+        (self.processes[pid as usize].observer_id(pid) == observer).then_some(pid)
+    }
+
+    fn tell_observer(&mut self, observer: ObserverId, message: Option<Box<FromNode>>) {
+        if let Some(pid) = self.program_of(observer) {
             self.schedule(self.now + super::LOCAL, Event::ToProcess(pid, message));
         }
     }
