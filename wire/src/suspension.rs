@@ -21,7 +21,7 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
 /// Bytes before the body: magic, version, job, length.
@@ -83,6 +83,8 @@ pub struct SavedImage {
     pub parent: Option<u64>,
     /// The journal position that it corresponds to.
     pub cut: u64,
+    /// The newest recovery line for which the process had made its image, this one included; 0: none.
+    pub line: u64,
     /// Where it is.
     pub file: SavedFile,
 }
@@ -324,7 +326,8 @@ mod tests {
             ended: None,
             closed,
         };
-        let image = |image, parent, cut| SavedImage { image, parent, cut, file: file(&format!("rank-0.image-{image}"), 9) };
+        let image =
+            |image, parent, cut| SavedImage { image, parent, cut, line: 2, file: file(&format!("rank-0.image-{image}"), 9) };
         let rank = SavedRank {
             incarnation: Incarnation::restarted(3),
             images: vec![image(4, None, 50), image(5, Some(4), 60)],

@@ -212,7 +212,7 @@ impl LogServer {
     }
 
     fn remove_files(&mut self, job: JobId) {
-        self.store.of_job(job).into_iter().for_each(|process| self.store.remove(process));
+        self.store.remove_job(job);
         self.forget_files(|of| of.job == job);
         self.actions.push_back(Action::RemoveJob(job));
     }

@@ -46,7 +46,7 @@ pub(super) enum Step {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
-    /// The home was adopted. The nodes are to be asked then which lines there are.
+    /// The home has just begun: with its job, after another home, or with a job that was suspended. The nodes are to be asked then which lines there are.
     Seeking(Duration),
     /// No line is under way.
     Idle,
@@ -77,19 +77,20 @@ pub(super) struct JobLines {
 }
 
 impl JobLines {
-    /// Of a job that begins, with its first line then.
+    /// Of a job whose home begins, with the first line then.
     pub(super) fn new(next: Option<Duration>) -> Self {
-        JobLines { phase: Phase::Idle, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false, failed: 0 }
-    }
-
-    /// Of a job whose home is adopted.
-    pub(super) fn adopted(next: Option<Duration>) -> Self {
-        JobLines { phase: Phase::Seeking(Duration::ZERO), ..JobLines::new(next) }
+        let phase = Phase::Seeking(Duration::ZERO);
+        JobLines { phase, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false, failed: 0 }
     }
 
     /// Whether a line is under way.
     pub(super) fn is_under_way(&self) -> bool {
         self.phase != Phase::Idle
+    }
+
+    /// Whether the last line that this home made was given up.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed > 0
     }
 
     /// The next line is to be made soon.
@@ -261,6 +262,14 @@ mod tests {
         LineAnswer { has: ranks.into_iter().map(Rank).collect(), ..LineAnswer::default() }
     }
 
+    /// Of a home that knows that there is no line yet.
+    fn begun(interval: Duration) -> JobLines {
+        let mut lines = JobLines::new(Some(interval));
+        assert_eq!(lines.poll(Duration::ZERO, &ranks(1)), Some(Step::Ask(LineStep::Seek)));
+        assert_eq!(lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[has([])]), &ranks(1)), None);
+        lines
+    }
+
     /// Both ranks have made their images of line 1, and the nodes are asked.
     fn asking(lines: &mut JobLines) -> LineStep {
         assert_eq!(lines.poll(INTERVAL, &ranks(2)), Some(Step::Make(1)));
@@ -275,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_line_is_complete_when_all_nodes_remember_it() {
-        let mut lines = JobLines::new(Some(INTERVAL));
+        let mut lines = begun(INTERVAL);
         assert_eq!(lines.poll(INTERVAL / 2, &ranks(2)), None, "it is not due");
         let promise = asking(&mut lines);
         let record = match lines.handle_answers(INTERVAL, promise, Some(&[has([0]), has([1])]), &ranks(2)) {
@@ -292,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_line_is_given_up_that_a_log_has_no_image_of_and_asked_for_again_while_a_node_is_busy() {
-        let mut lines = JobLines::new(Some(INTERVAL));
+        let mut lines = begun(INTERVAL);
         let promise = asking(&mut lines);
         let (mut busy, mut lacks) = (lines.clone(), has([0]));
         lacks.lacks = vec![Rank(1)];
@@ -305,7 +314,7 @@ mod tests {
 
     #[test]
     fn nothing_is_complete_while_the_ranks_are_not_known_or_a_node_is_silent() {
-        let mut lines = JobLines::new(Some(INTERVAL));
+        let mut lines = begun(INTERVAL);
         let promise = asking(&mut lines);
         let mut silent = lines.clone();
         assert_eq!(silent.handle_answers(INTERVAL, promise, None, &ranks(2)), None);
@@ -320,8 +329,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_makes_no_image_ends_a_line_and_the_next_ones_come_ever_later() {
-        let mut lines = JobLines::new(Some(Duration::ZERO));
-        let (mut now, mut before) = (Duration::ZERO, Duration::ZERO);
+        let mut lines = begun(Duration::ZERO);
+        let (mut now, mut before) = (LEAST, Duration::ZERO);
         for line in 1..=DOUBLINGS as u64 {
             assert_eq!(lines.poll(now, &ranks(1)), Some(Step::Make(line)));
             assert_eq!(lines.handle_failed(now, line + 1), None, "another line");
@@ -333,9 +342,9 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_home_brings_to_an_end_what_a_node_remembers_and_gives_up_the_rest() {
+    fn a_home_brings_to_an_end_what_a_node_remembers_and_gives_up_the_rest() {
         let answer = |recorded, newest| LineAnswer { recorded, newest, ..LineAnswer::default() };
-        let mut lines = JobLines::adopted(Some(INTERVAL));
+        let mut lines = JobLines::new(Some(INTERVAL));
         assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Seek)));
         let mut other = lines.clone();
         let step = lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(3, 4), answer(2, 3)]), &ranks(2));

@@ -94,13 +94,12 @@ impl Node {
 
     fn adopt_lines(&mut self, now: Duration, job: JobId) {
         let Some(home) = self.homes.get(&job) else { return };
-        let (epoch, is_adopted) = (home.epoch(), home.is_adopted());
+        let epoch = home.epoch();
         if self.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch) {
             return;
         }
         let first = self.line_interval(job).map(|interval| now + interval);
-        let lines = if is_adopted { JobLines::adopted(first) } else { JobLines::new(first) };
-        self.lines.jobs.insert(job, (epoch, lines));
+        self.lines.jobs.insert(job, (epoch, JobLines::new(first)));
     }
 
     /// The time between two lines; none: they are made when they are wanted. Where it is computed it follows what the images of rank 0 cost, as far as that is known here.
@@ -124,6 +123,7 @@ impl Node {
         let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
         let Some((epoch, lines)) = self.lines.jobs.get_mut(&job) else { return };
         let (epoch, step) = (*epoch, act(lines, &ranks));
+        let is_failure = lines.has_failed();
         match step {
             None => {}
             Some(Step::Make(line)) => {
@@ -144,8 +144,10 @@ impl Node {
             Some(Step::GiveUp(after, to)) => {
                 self.tell_all(&PeerMessage::ToStore(job, ToStore::LinesGivenUp { epoch, after, to }));
                 self.schedule_line(now, job);
-                let text = format!("recovery line {to} is given up: not all ranks have an image of it");
-                self.record(now, EventName::CheckpointFailed, About::job(job), text);
+                if is_failure {
+                    let text = format!("recovery line {to} is given up: not all ranks have an image of it");
+                    self.record(now, EventName::CheckpointFailed, About::job(job), text);
+                }
             }
         }
         if !self.lines.is_under_way(job) {

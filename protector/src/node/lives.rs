@@ -99,12 +99,18 @@ fn job_in(message: &PeerMessage) -> Option<JobId> {
             | ToHome::Left { .. }
             | ToHome::Finals { .. }
             | ToHome::NoImage { .. }
-            | ToHome::Lost { .. },
+            | ToHome::Lost { .. }
+            | ToHome::LineReady { .. }
+            | ToHome::LineFailed { .. }
+            | ToHome::LineWanted(_),
         )
         | PeerMessage::ToHost(job, _)
         | PeerMessage::ToStore(job, _)
         | PeerMessage::NewHome(job)
-        | PeerMessage::Query(_, Query::Stand(job, _) | Query::Causes { job, .. } | Query::Deaths(job, _)) => Some(*job),
+        | PeerMessage::Query(
+            _,
+            Query::Stand(job, _) | Query::Causes { job, .. } | Query::Deaths(job, _) | Query::Line { job, .. },
+        ) => Some(*job),
         PeerMessage::Forget { process, .. }
         | PeerMessage::Restarted { process, .. }
         | PeerMessage::Query(_, Query::Release(process) | Query::Hosts(process, _) | Query::ForgetProcess(process)) => {

@@ -66,6 +66,7 @@ impl Node {
         self.over.retain(|over| *over != job);
         self.ended.retain(|process| process.job != job);
         self.forget_end(job);
+        self.lines.forget(job);
         self.outputs.push_back(Output::Store(StoreOrder::Revive(Box::new(revival.clone()))));
         Ok(())
     }

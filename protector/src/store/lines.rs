@@ -95,6 +95,12 @@ impl Store {
         held
     }
 
+    /// Nothing of a job is held any more.
+    pub fn remove_job(&mut self, job: JobId) {
+        self.of_job(job).into_iter().for_each(|id| self.remove(id));
+        self.lines.remove(&job);
+    }
+
     /// The process is brought back: its image of a line that is not complete never counts.
     pub(super) fn drop_incomplete(&mut self, id: ProcessId) {
         let complete = self.complete_line(id);

@@ -16,7 +16,7 @@ use radic_protector::folder;
 use radic_wire::causes::Elsewhere;
 use radic_wire::ids::Rank;
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
 use radic_wire::mac::{Code, JobKey};
 use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
 use rustix::fs::FlockOperation;
@@ -166,10 +166,10 @@ impl Folder {
         let rank = process.rank;
         let mut held = Held::open(cluster, process.job.to_string(), rank)?;
         let mut saved_images = Vec::new();
-        for HeldImage { image, parent, cut, bytes, .. } in images {
+        for HeldImage { image, parent, cut, bytes, line, .. } in images {
             let mut file = Saving::create(self, format!("rank-{rank}.image-{image}"), key)?;
             file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes }, progress)?;
-            saved_images.push(SavedImage { image, parent, cut, file: file.finish()? });
+            saved_images.push(SavedImage { image, parent, cut, line: line.newest, file: file.finish()? });
         }
         let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
         file.copy(&mut held, LogPart::Journal, journal, progress)?;
@@ -215,7 +215,7 @@ fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
     let deadline = Instant::now() + AGREED;
     loop {
         let logs = list()?;
-        let Some((one, other)) = of_two_lines(&logs) else { return Ok(logs) };
+        let Some((one, other)) = HeldLog::of_two_lines(&logs) else { return Ok(logs) };
         let ranks = (one.process.rank, other.process.rank);
         ensure!(
             Instant::now() < deadline,
@@ -225,17 +225,6 @@ fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
         );
         thread::sleep(LOOK_AGAIN);
     }
-}
-
-/// Two ranks whose newest committed images are of different recovery lines.
-pub(super) fn of_two_lines(logs: &[HeldLog]) -> Option<(&HeldLog, &HeldLog)> {
-    let line = |log: &HeldLog| {
-        let committed = log.images.iter().rev().find(|image| image.state == ImageState::Committed);
-        committed.map(|image| image.line.newest)
-    };
-    let mut known = logs.iter().filter_map(|log| Some((log, line(log)?)));
-    let (first, its) = known.next()?;
-    known.find(|(_, other)| *other != its).map(|(other, _)| (first, other))
 }
 
 /// What a log keeps of other ranks' journals.

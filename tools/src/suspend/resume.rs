@@ -280,9 +280,9 @@ impl Upload<'_> {
         let begins: Vec<(StreamId, u64)> = streams.iter().map(at).collect();
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|stream| Some((stream.stream, stream.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).context("too many streams")?;
-        let SavedImage { image, parent, cut, ref file } = *image;
+        let SavedImage { image, parent, cut, line, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
-        client.send(&ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended))?;
+        client.send(&ToProtector::saved_image(image, parent, cut, line, streams, ended))?;
         let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
         loop {
             let bytes = pieces.next()?;

@@ -166,7 +166,6 @@ fn only_names_of_a_suspension_are_its_own() {
 /// What a rank's image of a line leaves out is in that of the same line of another rank only.
 #[test]
 fn images_of_two_recovery_lines_are_no_suspension() {
-    use super::folder::of_two_lines;
     use radic_wire::ids::ProcessId;
     use radic_wire::log::{HeldImage, LineMark};
     let log = |rank, lines: &[(u64, ImageState)]| {
@@ -187,7 +186,7 @@ fn images_of_two_recovery_lines_are_no_suspension() {
         }
     };
     use ImageState::{Committed, Superseded, UnderWay};
-    let differ = |logs: &[HeldLog]| of_two_lines(logs).map(|(one, other)| (one.process.rank.0, other.process.rank.0));
+    let differ = |logs: &[HeldLog]| HeldLog::of_two_lines(logs).map(|(one, other)| (one.process.rank.0, other.process.rank.0));
     assert_eq!(differ(&[log(0, &[(3, Committed)]), log(1, &[(2, Superseded), (3, Committed), (4, UnderWay)])]), None);
     assert_eq!(
         differ(&[log(0, &[(3, Committed)]), log(1, &[(3, Committed)]), log(2, &[(3, Superseded), (4, Committed)])]),

@@ -42,6 +42,20 @@ pub struct HeldLog {
     pub images: Vec<HeldImage>,
 }
 
+impl HeldLog {
+    /// Logs of two ranks whose newest committed images are of different recovery lines.
+    pub fn of_two_lines<'a>(logs: impl IntoIterator<Item = &'a HeldLog>) -> Option<(&'a HeldLog, &'a HeldLog)> {
+        let mut known = logs.into_iter().filter_map(|log| Some((log, log.committed()?.line.newest)));
+        let (first, its) = known.next()?;
+        known.find(|(_, other)| *other != its).map(|(other, _)| (first, other))
+    }
+
+    /// The newest committed image.
+    fn committed(&self) -> Option<&HeldImage> {
+        self.images.iter().rev().find(|image| image.state == ImageState::Committed)
+    }
+}
+
 /// A stream in a [`HeldLog`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldStream {

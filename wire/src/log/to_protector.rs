@@ -187,6 +187,19 @@ impl<'a> ToProtector<'a> {
         ToProtector::ImageBegin { image, parent, cut, payload, causes: 0, line, streams, ended }
     }
 
+    /// The beginning of an image of a suspended job. All ranks have one of the same recovery line, so it counts at once.
+    pub fn saved_image(
+        image: u64,
+        parent: Option<u64>,
+        cut: u64,
+        line: u64,
+        streams: CutStreams<'a>,
+        ended: CutStreams<'a>,
+    ) -> Self {
+        let line = LineMark { newest: line, joins: false };
+        ToProtector::ImageBegin { image, parent, cut, payload: 0, causes: 0, line, streams, ended }
+    }
+
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {

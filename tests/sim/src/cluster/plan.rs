@@ -122,7 +122,7 @@ fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
 }
 
-/// Every second seed, if it is causal, has one replica, and is not suspended.
+/// Every second seed, if it is causal and has one replica.
 fn stays(seed: u64) -> bool {
     Dice::new(seed ^ 0x57a75).one_in(2)
 }
@@ -290,7 +290,7 @@ impl fmt::Display for Plan {
         }
         if self.causal {
             writeln!(f, "  no process waits before it sends")?;
-            if self.stays && self.replicas == 1 && self.suspensions == 0 {
+            if self.stays && self.replicas == 1 {
                 writeln!(f, "  what is received stays with its senders")?;
             }
         }

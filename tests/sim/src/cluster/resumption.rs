@@ -66,14 +66,14 @@ impl SavedRank {
 
     /// All messages of an image. The last one says where each stream stands.
     fn image(&self, at: usize) -> VecDeque<Vec<u8>> {
-        let (HeldImage { image, parent, cut, .. }, content) = &self.images[at];
+        let (HeldImage { image, parent, cut, line, .. }, content) = &self.images[at];
         let streams = if at + 1 == self.images.len() { &self.streams[..] } else { &[] };
         let start = |of: &HeldStream| (of.stream, if of.closed { u64::MAX } else { of.bytes.start });
         let begins: Vec<(StreamId, u64)> = streams.iter().map(|(of, _)| start(of)).collect();
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|(of, _)| Some((of.stream, of.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).expect("a few streams");
-        let (image, parent, cut) = (*image, *parent, *cut);
-        let begin = code(|out| ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended).write(out));
+        let (image, parent, cut, line) = (*image, *parent, *cut, line.newest);
+        let begin = code(|out| ToProtector::saved_image(image, parent, cut, line, streams, ended).write(out));
         let chunk = |(index, bytes): (usize, &[u8])| {
             let offset = (index * PIECE) as u64;
             code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))

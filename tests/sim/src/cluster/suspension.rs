@@ -322,7 +322,7 @@ impl World {
                 && log.incarnation.epoch == suspension.ward.epoch
                 && self.machines[*at].logs.server.store().list(process(rank)).as_ref() == Some(log)
         };
-        if !logs.iter().all(same) {
+        if !logs.iter().all(same) || HeldLog::of_two_lines(logs.values().map(|(_, log)| log)).is_some() {
             return Ok(None);
         }
         let read = |rank: &Rank, part, Span { start, end }: Span| {

@@ -111,8 +111,11 @@ fn a_process_that_is_brought_back_without_what_others_know_of_it_is_noticed() {
 /// Suspended twice, whatever fails.
 #[test]
 fn nothing_is_violated_where_a_job_is_suspended() {
-    for causal in [false, true] {
-        let twice = |plan: &mut Plan| (plan.causal, plan.suspensions) = (causal, 2);
+    for (causal, stays) in [(false, false), (true, false), (true, true)] {
+        let twice = |plan: &mut Plan| {
+            (plan.causal, plan.stays, plan.suspensions) = (causal, stays, 2);
+            plan.replicas = if stays { 1 } else { plan.replicas };
+        };
         assert_eq!(violated(Breaks::default(), twice), "none");
     }
 }

@@ -75,7 +75,7 @@ pub struct World {
 impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(mut plan: Plan, breaks: Breaks, tracing: bool) -> World {
-        plan.stays &= plan.causal && plan.replicas == 1 && plan.suspensions == 0;
+        plan.stays &= plan.causal && plan.replicas == 1;
         let (queue, machines, processes, net, saved) = Default::default();
         let (command, suspensions) = (Command::default(), plan.suspensions);
         let (terminal, checks, pasts, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
