@@ -41,7 +41,7 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     let streams = CutStreams::new(&pair).expect("two streams");
     let none = CutStreams::new(&[]).expect("no stream");
     let span = Span { start: 0, end: 0 };
-    each("hello", ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(4) });
+    each("hello", ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(4), committed: None });
     each("image-under-way", ToProtector::ImageUnderWay { image: 1 });
     each("journal", ToProtector::Journal { position: 0, bytes: &[0x20, 8] });
     let causes = NewCauses { start: 3, position: 4, bytes: &[5, 9] };

@@ -88,6 +88,7 @@ impl World {
             journal: none,
             payload: none,
             image: None,
+            committed: None,
         };
         honest.send(&hello).expect("a service that listens");
         honest.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).expect("a service that listens");

@@ -63,7 +63,7 @@ fn manifest() -> Manifest {
         ended: closed.then_some(end),
         closed,
     };
-    let image = |image, parent, cut| SavedImage { image, parent, cut, line: 2, file: file("rank-0.image", 9) };
+    let image = |image, parent, cut| SavedImage { image, parent, cut, file: file("rank-0.image", 9) };
     let rank = SavedRank {
         incarnation: Incarnation::restarted(3),
         images: vec![image(4, None, 50), image(5, Some(4), 60)],

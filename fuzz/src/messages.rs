@@ -187,7 +187,7 @@ fn jobs(inputs: &mut Inputs) {
         origin: address(1).ip(),
         log: address(2),
         replica: Some(address(3)),
-        range: ImageRange { oldest: 3, next: 5 },
+        range: ImageRange { oldest: 3, next: 5, line: 2 },
         images: vec![(1, 100)],
         cut: 5,
         log_end: 90,

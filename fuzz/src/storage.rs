@@ -42,6 +42,7 @@ fn say_honestly(store: &mut Store) -> HeldLog {
         journal: none,
         payload: none,
         image: None,
+        committed: None,
     };
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
     for message in [hello, ToProtector::Journal { position: 0, bytes: JOURNAL }, payload] {

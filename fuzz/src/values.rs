@@ -81,7 +81,7 @@ pub fn ward() -> Ward {
 /// The job when it is suspended.
 pub fn suspension() -> Suspension {
     let origins = vec![IpAddr::from([127, 0, 0, 1])];
-    Suspension { job: job(), ward: ward(), started_ms: 5, origins, output: vec![[10, 0]] }
+    Suspension { job: job(), ward: ward(), started_ms: 5, origins, output: vec![[10, 0]], line: 2 }
 }
 
 /// What `write` writes.

@@ -12,7 +12,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use radic_wire::bytes::{Malformed, Writer};
 use radic_wire::causes::{self, Cause};
-use radic_wire::ids::Rank;
+use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::log::NewCauses;
 
 use crate::journal::Journal;
@@ -69,6 +69,8 @@ struct Origin {
     stable: u64,
     /// The farthest part of it that ever came.
     depends: u64,
+    /// That it is lost, and is to come back as this incarnation; `depends` as it was when this process said what it keeps.
+    collected: Option<(Incarnation, u64)>,
 }
 
 /// See the module's text.
@@ -126,9 +128,17 @@ impl Causes {
         format!("causes {start} to {}, shipped {shipped}, held {held}, recorded {recorded:?}", self.end())
     }
 
-    /// Up to where this process depends on the journal of another one.
-    pub fn depends_on(&self, origin: Rank) -> u64 {
-        self.origins.get(&origin).map_or(0, |of| of.depends)
+    /// This process says what it keeps of the journal of a lost one, which comes back as this incarnation. What it comes to depend on from now on others have said, too, or it is of that
+    /// incarnation.
+    pub fn handle_collected(&mut self, origin: Rank, incarnation: Incarnation) {
+        let of = self.origins.entry(origin).or_default();
+        of.collected = Some((incarnation, of.depends));
+    }
+
+    /// Up to where this process depended on the journal of another one before this incarnation of it, when it said what it keeps of that; 0: it was not asked.
+    pub fn depended_on(&self, origin: Rank, incarnation: Incarnation) -> u64 {
+        let collected = self.origins.get(&origin).and_then(|of| of.collected);
+        collected.filter(|(of, _)| *of <= incarnation).map_or(0, |(_, depends)| depends)
     }
 
     /// All that is kept: a set.
@@ -438,7 +448,15 @@ mod tests {
         assert_eq!(parts(&two.causes.set())[&Rank(1)].len(), 1, "the first part is stable");
         two.send(&mut to_three, &mut three);
         assert_eq!(parts(&three.causes.set())[&Rank(1)].len(), 1, "and this one has heard so from another");
-        assert_eq!(three.causes.depends_on(Rank(1)), one.journal.end());
+        let next = Incarnation::restarted(1);
+        assert_eq!(three.causes.depended_on(Rank(1), next), 0, "nobody has asked");
+        three.causes.handle_collected(Rank(1), next);
+        let then = one.journal.end();
+        one.record();
+        one.send(&mut to_two, &mut two);
+        two.send(&mut to_three, &mut three);
+        assert_eq!(three.causes.depended_on(Rank(1), next), then, "what came since is of the next incarnation");
+        assert_eq!(three.causes.depended_on(Rank(1), Incarnation::FIRST), 0);
     }
 
     #[test]

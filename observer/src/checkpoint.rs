@@ -18,6 +18,8 @@ pub struct Mark {
 pub struct Checkpoints {
     next: u64,
     under_way: Option<Mark>,
+    /// The newest that is committed, as far as this process was told.
+    committed: Option<u64>,
 }
 
 impl Checkpoints {
@@ -39,7 +41,13 @@ impl Checkpoints {
 
     /// The protector has committed `image`. Returns what may be forgotten now, if this is news.
     pub fn handle_committed(&mut self, image: u64) -> Option<Mark> {
+        self.committed = self.committed.max(Some(image));
         self.under_way.take_if(|mark| mark.image == image)
+    }
+
+    /// The newest image of which a protector has said that it is committed.
+    pub fn committed(&self) -> Option<u64> {
+        self.committed
     }
 
     /// The image will not be: it could not be made, was refused, or its protector died.

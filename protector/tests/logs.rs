@@ -197,7 +197,14 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
     let span = |end| Span { start: 0, end };
     let (journal, payload) = (span(journal), span(payload));
-    ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload, image: None }
+    ToProtector::Hello {
+        process: speaker.process,
+        incarnation: speaker.incarnation,
+        journal,
+        payload,
+        image: None,
+        committed: None,
+    }
 }
 
 fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {

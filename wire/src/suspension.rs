@@ -40,6 +40,8 @@ pub struct Suspension {
     pub origins: Vec<IpAddr>,
     /// Of each rank, the offsets in standard output and standard error of the first byte that the job's home did not have.
     pub output: Vec<[u64; 2]>,
+    /// The newest recovery line of which it has heard: those that it makes later have higher numbers.
+    pub line: u64,
 }
 
 /// What is further needed for going on with it.
@@ -83,8 +85,6 @@ pub struct SavedImage {
     pub parent: Option<u64>,
     /// The journal position that it corresponds to.
     pub cut: u64,
-    /// The newest recovery line for which the process had made its image, this one included; 0: none.
-    pub line: u64,
     /// Where it is.
     pub file: SavedFile,
 }
@@ -316,7 +316,7 @@ mod tests {
         let placement = Placement { nodes: vec![node], rank_nodes: vec![0] };
         let ward = Ward { epoch: crate::ids::Epoch::FIRST, spec, placement, fence: 2, keys: vec![("a".into(), "b".into())] };
         let suspension =
-            Suspension { job, ward, started_ms: 5, origins: vec![IpAddr::from([127, 0, 0, 1])], output: vec![[10, 0]] };
+            Suspension { job, ward, started_ms: 5, origins: vec![IpAddr::from([127, 0, 0, 1])], output: vec![[10, 0]], line: 2 };
         let data = ByteBuf::from("a line\n");
         let unprinted = vec![Unprinted { rank: Rank(0), stream: OutputStream::Stdout, offset: 3, data }];
         let connection = ConnectionId { opener: ProcessId { job, rank: Rank(0) }, number: 1 };
@@ -326,8 +326,7 @@ mod tests {
             ended: None,
             closed,
         };
-        let image =
-            |image, parent, cut| SavedImage { image, parent, cut, line: 2, file: file(&format!("rank-0.image-{image}"), 9) };
+        let image = |image, parent, cut| SavedImage { image, parent, cut, file: file(&format!("rank-0.image-{image}"), 9) };
         let rank = SavedRank {
             incarnation: Incarnation::restarted(3),
             images: vec![image(4, None, 50), image(5, Some(4), 60)],

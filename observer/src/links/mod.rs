@@ -238,7 +238,7 @@ impl Links {
             FromNode::Final { ask, end } => self.handle_final(cx, ask, end, unread)?,
             FromNode::Place { ask, place } => self.handle_place(cx, ask, place),
             FromNode::Restarted { process, incarnation, log_end, door } => {
-                cx.observer.check_collected(process, log_end)?;
+                cx.observer.check_collected(process, incarnation, log_end)?;
                 self.handle_restarted(cx, process, incarnation, door);
             }
             _ => {}

@@ -146,6 +146,8 @@ impl Observer {
         self.held.sort_unstable_by_key(|held| held.0);
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
         self.payload.handle_restart();
+        let line = u32::try_from(images.line).map_err(|_| Error::Full("recovery lines"))?;
+        self.payload.handle_line(line);
         let own = self.causes.iter_mut().try_for_each(|of| of.restart(position, causes));
         own.map_err(|_| Error::Protector("the causes that it has are none"))?;
         self.untold = None;

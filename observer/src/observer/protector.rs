@@ -21,7 +21,8 @@ impl Observer {
             _ => self.journal.span(),
         };
         let image = self.checkpoints.under_way().map(|mark| mark.image);
-        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload, image }
+        let committed = self.checkpoints.committed();
+        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload, image, committed }
     }
 
     /// Journal to be shipped, at once; perhaps in two messages.
@@ -145,6 +146,7 @@ impl Observer {
     /// have sent, and this process has not received, it never receives.
     pub fn handle_collect(&mut self, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
         for (rank, incarnation) in lost {
+            self.causes.iter_mut().for_each(|causes| causes.handle_collected(*rank, *incarnation));
             self.table.handle_restarted(ProcessId { rank: *rank, ..self.me }, *incarnation);
         }
         let Some(causes) = &self.causes else { return Vec::new() };
@@ -155,10 +157,11 @@ impl Observer {
         set
     }
 
-    /// A process of the job was brought back, and its journal goes on from `log_end`. If this one depends on more, no other outcome than that the job begins anew is right.
-    pub fn check_collected(&self, process: ProcessId, log_end: u64) -> Result<(), Error> {
-        let depends =
-            self.causes.as_ref().filter(|_| process.job == self.me.job).map_or(0, |causes| causes.depends_on(process.rank));
+    /// A process of the job was brought back, and its journal goes on from `log_end`. If this one depended on more when it said what it keeps of that journal, no other outcome than that the
+    /// job begins anew is right.
+    pub fn check_collected(&self, process: ProcessId, incarnation: Incarnation, log_end: u64) -> Result<(), Error> {
+        let causes = self.causes.as_ref().filter(|_| process.job == self.me.job);
+        let depends = causes.map_or(0, |causes| causes.depended_on(process.rank, incarnation));
         if depends <= log_end { Ok(()) } else { Err(Error::Uncollected { process, depends, log_end }) }
     }
 

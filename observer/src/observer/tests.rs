@@ -395,7 +395,7 @@ fn what_is_refused_is_refused_again() {
     };
 
     let mut again = image;
-    let range = ImageRange { oldest: 0, next: 1 };
+    let range = ImageRange { next: 1, ..ImageRange::default() };
     again.restart(Incarnation::restarted(1), cut + log.len() as u64, Vec::new(), range, (0, &[]), 1 << 10).unwrap();
     again.handle_protector(&FromProtector::Journal { position: cut, bytes: &log }).unwrap();
     assert_eq!([send(&mut again), send(&mut again)], [Ok(Send::Failed(RESET as u32)), Ok(Send::Failed(32))]);

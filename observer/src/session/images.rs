@@ -18,6 +18,8 @@ use crate::{Context, Observer};
 
 /// The first rest of the engine after a refusal.
 const REST: Duration = Duration::from_millis(500);
+/// Time between two attempts at an image that the protector wants.
+const AGAIN: Duration = Duration::from_millis(100);
 /// No rest is longer than 2^`DOUBLINGS` of the first.
 const DOUBLINGS: u32 = 7;
 
@@ -86,6 +88,8 @@ pub struct Images {
     next_layers: usize,
     /// The protector wants a whole image, and none was committed since.
     whole: bool,
+    /// The protector wants an image, and none was committed since. When it is to be tried again.
+    wanted: Option<Duration>,
     asked: Option<Asked>,
     /// The recovery line of which the next image is to be one.
     line: Option<u64>,
@@ -128,6 +132,14 @@ impl Images {
         self.line = self.line.max(line);
         self.asked = Some(Asked { request, first: self.under_way.map_or(0, |image| image.image + 1) });
         self.actions.push_back(Action::Want);
+    }
+
+    /// Time has passed. What the protector wants is tried until it has it: the process may not have been able to, or its image did not come there.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if self.under_way.is_none() && self.wanted.is_some_and(|at| at <= now) {
+            self.wanted = Some(now + AGAIN);
+            self.actions.push_back(Action::Want);
+        }
     }
 
     /// `MPI_Init` has returned: what was asked for in its midst is begun now.
@@ -203,6 +215,10 @@ impl Images {
             FromProtector::Committed { image, .. } => return self.handle_committed(image),
             FromProtector::ImageRefused { image } => self.handle_refused(image),
             FromProtector::WholeWanted => self.whole = true,
+            FromProtector::ImageWanted => {
+                self.wanted = Some(Duration::ZERO);
+                self.actions.push_back(Action::Want);
+            }
             _ => {}
         }
         false
@@ -220,6 +236,7 @@ impl Images {
         let Some(done) = self.end(image) else { return false };
         self.committed = done.engine.map(|engine| Committed { parent: Parent { image, engine }, layers: done.layers });
         self.whole &= done.layers > 1;
+        self.wanted = None;
         self.end_with(image, Ok(image));
         true
     }
@@ -235,6 +252,7 @@ impl Images {
     /// The process has come back from an image: what was under way, and asked for, was another incarnation's.
     pub fn handle_restored(&mut self) {
         (self.under_way, self.committed, self.asked, self.line, self.again) = (None, None, None, None, false);
+        self.wanted = None;
         self.actions.clear();
     }
 

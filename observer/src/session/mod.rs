@@ -273,7 +273,6 @@ impl Session {
     pub fn handle_protector(&mut self, cx: &mut Context<'_>, message: &FromProtector<'_>) -> Result<(), Failure> {
         match *message {
             FromProtector::Welcome { .. } if self.is_greeting() => self.handle_welcome(),
-            FromProtector::ImageWanted => self.actions.push_back(Action::Checkpoint),
             FromProtector::Journal { .. } => self.reader.iter_mut().for_each(LogReader::handle_journal),
             FromProtector::Payload { stream, offset, bytes } => {
                 self.reader.iter_mut().for_each(|reader| reader.handle_payload(stream, offset, bytes));

@@ -176,7 +176,7 @@ fn one_that_welcomes_nothing_is_left_for_the_one_that_is_named() {
 
 #[test]
 fn a_process_that_reads_its_log_stays_with_the_protector_that_has_it() {
-    let images = ImageRange { oldest: 0, next: 0 };
+    let images = ImageRange::default();
     let mut side = Side::new(Session::restarted(at(1), 0));
     side.observer.restart(Incarnation::restarted(1), 0, Vec::new(), images, (0, &[]), 64).expect("it begins");
     assert_eq!(side.tick(Duration::ZERO), [Action::LogIn(at(1))]);

@@ -145,7 +145,14 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let mut journal = open(Channel::Journal);
     let (process, incarnation) = (speaker.process, speaker.incarnation);
     journal
-        .send(&ToProtector::Hello { process, incarnation, journal: Span::default(), payload: Span::default(), image: None })
+        .send(&ToProtector::Hello {
+            process,
+            incarnation,
+            journal: Span::default(),
+            payload: Span::default(),
+            image: None,
+            committed: None,
+        })
         .unwrap();
     for (number, bytes) in images.iter().enumerate() {
         let image = number as u64;

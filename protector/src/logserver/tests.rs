@@ -44,7 +44,7 @@ fn hello(speaker: Speaker) -> Vec<u8> {
 fn hello_with_image(speaker: Speaker, image: Option<u64>) -> Vec<u8> {
     let Speaker { process, incarnation } = speaker;
     let (journal, payload) = (Span::default(), Span::default());
-    encoded(&radic_wire::log::ToProtector::Hello { process, incarnation, journal, payload, image })
+    encoded(&radic_wire::log::ToProtector::Hello { process, incarnation, journal, payload, image, committed: None })
 }
 
 /// Everything that is to be done.

@@ -376,9 +376,10 @@ impl Home {
         protection.protect == Protect::On && protection.payload == PayloadMode::Sender
     }
 
-    /// The ranks whose images make a recovery line; none while the job ends or is being suspended.
+    /// The ranks whose images make a recovery line; none while the job ends, or its ranks are stopped.
     pub fn ranks_of_lines(&self) -> BTreeSet<Rank> {
-        if self.phase != Phase::Running || self.outcome.is_some() || self.suspending.is_some() {
+        let is_stopped = self.suspending.is_some() && !self.waits_for_line();
+        if self.phase != Phase::Running || self.outcome.is_some() || is_stopped {
             return BTreeSet::new();
         }
         (0..self.spec.ranks).map(Rank).filter(|rank| !self.has_ended(*rank)).collect()

@@ -128,8 +128,11 @@ impl Node {
                 let node = session.node.clone();
                 self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
             }
-            message if self.handle_line_news(now, from, job, &message) => {}
-            message => self.with_home(now, job, |home| home.handle_message(now, from, message)),
+            message if self.handle_line_news(now, job, &message) => {}
+            message => {
+                self.with_home(now, job, |home| home.handle_message(now, from, message));
+                self.freeze_at_rest(now, job);
+            }
         }
     }
 

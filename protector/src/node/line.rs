@@ -88,6 +88,11 @@ impl JobLines {
         self.phase != Phase::Idle
     }
 
+    /// The highest number that was given.
+    pub(super) fn newest(&self) -> u64 {
+        self.given
+    }
+
     /// Whether the last line that this home made was given up.
     pub(super) fn has_failed(&self) -> bool {
         self.failed > 0

@@ -11,6 +11,7 @@ use radic_wire::process::{Interval, PayloadMode};
 use super::calls::Purpose;
 use super::checkpoints::SHORTEST;
 use super::events::About;
+use super::home::Home;
 use super::line::{JobLines, Step};
 use super::stores::StoreOrder;
 use super::{Node, Output};
@@ -32,8 +33,6 @@ pub(super) struct Lines {
     /// Of the jobs whose home is here, in this epoch.
     jobs: BTreeMap<JobId, (Epoch, JobLines)>,
     remembered: BTreeMap<JobId, Remembered>,
-    /// Suspensions that wait until no line is under way: the logs of one moment are to agree which lines are complete.
-    deferred: Vec<(NodeId, JobId, ToHome)>,
 }
 
 impl Lines {
@@ -46,7 +45,6 @@ impl Lines {
     pub(super) fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
         self.remembered.remove(&job);
-        self.deferred.retain(|(_, of, _)| *of != job);
     }
 
     fn remembered(&mut self, job: JobId, epoch: Epoch) -> &mut Remembered {
@@ -72,9 +70,14 @@ impl Lines {
         }
     }
 
-    /// Whether a line of the job is under way.
-    pub(super) fn is_under_way(&self, job: JobId) -> bool {
-        self.jobs.get(&job).is_some_and(|(_, lines)| lines.is_under_way())
+    /// The highest number that the home here has given to a line of the job.
+    pub(super) fn newest(&self, job: JobId) -> u64 {
+        self.jobs.get(&job).map_or(0, |(_, lines)| lines.newest())
+    }
+
+    /// Whether no line of the job is under way, as far as its home knows.
+    fn are_at_rest(&self, job: JobId, epoch: Epoch) -> bool {
+        self.jobs.get(&job).is_some_and(|(of, lines)| *of == epoch && !lines.is_under_way())
     }
 }
 
@@ -150,9 +153,14 @@ impl Node {
                 }
             }
         }
-        if !self.lines.is_under_way(job) {
-            let deferred: Vec<_> = self.lines.deferred.extract_if(.., |(_, of, _)| *of == job).collect();
-            deferred.into_iter().for_each(|(from, job, message)| self.handle_to_home(now, &from, job, message));
+        self.freeze_at_rest(now, job);
+    }
+
+    /// Stops the ranks of a job that is being suspended, if no line is under way.
+    pub(super) fn freeze_at_rest(&mut self, now: Duration, job: JobId) {
+        let is_due = |home: &Home| home.waits_for_line() && self.lines.are_at_rest(job, home.epoch());
+        if self.homes.get(&job).is_some_and(is_due) {
+            self.with_home(now, job, Home::freeze);
         }
     }
 
@@ -174,11 +182,7 @@ impl Node {
     }
 
     /// What hosts and protectors tell the home of lines. False: it is something else.
-    pub(super) fn handle_line_news(&mut self, now: Duration, from: &NodeId, job: JobId, message: &ToHome) -> bool {
-        if matches!(message, ToHome::Suspend(_)) && self.lines.is_under_way(job) {
-            self.lines.deferred.push((from.clone(), job, message.clone()));
-            return true;
-        }
+    pub(super) fn handle_line_news(&mut self, now: Duration, job: JobId, message: &ToHome) -> bool {
         let is_now = |epoch: Epoch, node: &Node| node.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch);
         match *message {
             ToHome::LineReady { epoch, rank, line } if is_now(epoch, self) => {
@@ -249,6 +253,11 @@ impl Node {
     pub(super) fn handle_line_complete(&mut self, job: JobId, epoch: Epoch, line: u64) {
         self.lines.handle_complete(job, epoch, line);
         self.outputs.push_back(Output::Store(StoreOrder::LineComplete(job, epoch, line)));
+    }
+
+    /// The newest line of the job that this node remembers to be complete (for tests of G2).
+    pub fn remembered_line(&self, job: JobId) -> u64 {
+        self.lines.remembered.get(&job).map_or(0, |known| known.complete)
     }
 
     // ---- at a host

@@ -42,6 +42,7 @@ impl Node {
         let result = match ward {
             Some(ward) => {
                 suspension.ward.keys = ward.keys;
+                suspension.line = self.lines.newest(job);
                 self.record(now, EventName::Note, About::job(job), "its ranks are stopped, to be suspended".to_owned());
                 Ok(suspension)
             }

@@ -62,6 +62,11 @@ pub(super) struct Images {
 }
 
 impl Images {
+    /// Whether another protector has committed an image that is not here, and a process that began with an older one would lack what its peers have forgotten since.
+    pub(super) fn are_behind(&self, committed: Option<u64>) -> bool {
+        self.are_final && self.newest().map(|image| image.number) < committed
+    }
+
     /// The newest committed image.
     pub(super) fn newest(&self) -> Option<&Image> {
         self.committed.last()

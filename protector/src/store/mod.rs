@@ -145,11 +145,11 @@ impl Store {
 
     /// A message of an observer. `speaker` is what the hello on that connection said, or says if this is the hello.
     pub fn handle_message(&mut self, speaker: Speaker, message: &ToProtector<'_>) -> Result<(), StoreError> {
-        if let ToProtector::Hello { process, incarnation, journal, payload, image } = *message {
+        if let ToProtector::Hello { process, incarnation, journal, payload, image, committed } = *message {
             if (Speaker { process, incarnation }) != speaker {
                 return Err(StoreError::Stranger(process));
             }
-            self.handle_hello(speaker, journal.start..journal.end, payload.start..payload.end)?;
+            self.handle_hello(speaker, journal.start..journal.end, payload.start..payload.end, committed)?;
             self.handle_under_way(process, image);
             return Ok(());
         }
@@ -224,6 +224,7 @@ impl Store {
         speaker: Speaker,
         journal: std::ops::Range<u64>,
         payload: std::ops::Range<u64>,
+        committed: Option<u64>,
     ) -> Result<(), StoreError> {
         let Speaker { process: id, incarnation } = speaker;
         if self.incarnation(id).max(self.first.get(&id).copied()) > Some(incarnation) {
@@ -243,7 +244,7 @@ impl Store {
             return Err(StoreError::Contradiction { process: id, what: "its hello knows less than it has written" });
         }
         let mut renewed = None;
-        if begins || process.journal.end() < journal.start || process.payload.end < payload.start {
+        if begins || process.is_behind(journal.start, payload.start, committed) {
             // Or what lies between is lost: this log, and the images before it, can restart nothing.
             let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
             renewed = Some(std::mem::replace(process, new));
@@ -518,7 +519,8 @@ impl Store {
         process.renew();
         let newest = process.images.committed.last().ok_or(NoRestart::NoImage)?;
         let cut = newest.cut;
-        let range = ImageRange { oldest: process.images.oldest.unwrap_or(newest.number), next: process.images.next };
+        let oldest = process.images.oldest.unwrap_or(newest.number);
+        let range = ImageRange { oldest, next: process.images.next, line: newest.line.newest };
         let open = process.payload.streams.iter().filter(|(_, held)| !held.closed);
         let held = open.map(|(stream, held)| (*stream, held.held(), held.ended)).collect();
         let images = process.images.chain().iter().map(|image| (image.number, image.content.end())).collect();
@@ -527,7 +529,8 @@ impl Store {
         if let Some(replica) = &mut process.role.replica {
             replica.renew();
             let journal = Span { start: log_end, end: log_end };
-            let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None };
+            let hello =
+                ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None, committed: None };
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));
         }
         Ok(Restart { images, range, cut, log_end, held, causes })
@@ -547,9 +550,9 @@ impl Store {
         held.map_or(0, |stream| stream.stable)
     }
 
-    /// Whether what is held of a process lacks something of what it has said elsewhere, if its log goes on from these positions.
-    pub fn is_behind(&self, process: ProcessId, journal: u64, payload: u64) -> bool {
-        self.processes.get(&process).is_some_and(|process| process.journal.end() < journal || process.payload.end < payload)
+    /// Whether what is held of a process lacks something of what it has said elsewhere, if its log goes on from these positions, and a protector has said that this image of it is committed.
+    pub fn is_behind(&self, process: ProcessId, journal: u64, payload: u64, committed: Option<u64>) -> bool {
+        self.processes.get(&process).is_some_and(|process| process.is_behind(journal, payload, committed))
     }
 
     /// Where the journal of a process ends.

@@ -80,6 +80,11 @@ impl Process {
         self.role.is_current(self.journal.end(), self.payload.end)
     }
 
+    /// Whether what is held lacks something of what the process has said elsewhere: [`Store::is_behind`](super::Store::is_behind).
+    pub(super) fn is_behind(&self, journal: u64, payload: u64, committed: Option<u64>) -> bool {
+        self.journal.end() < journal || self.payload.end < payload || self.images.are_behind(committed)
+    }
+
     /// Whether another protector has had what the process does, without telling all of it here.
     pub(super) fn is_let_go(&self) -> bool {
         match self.role.elsewhere {

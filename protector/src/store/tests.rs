@@ -54,7 +54,14 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 
 fn hello(by: Speaker, end: u64) -> ToProtector<'static> {
     let span = Span { start: 0, end };
-    ToProtector::Hello { process: by.process, incarnation: by.incarnation, journal: span, payload: span, image: None }
+    ToProtector::Hello {
+        process: by.process,
+        incarnation: by.incarnation,
+        journal: span,
+        payload: span,
+        image: None,
+        committed: None,
+    }
 }
 
 fn begun(config: Config) -> Store {
@@ -184,7 +191,9 @@ fn payload_that_an_image_covers_may_come_after_it() {
     let mut store = Store::new(CONFIG);
     let (journal, payload) = (Span { start: 0, end: 0 }, Span { start: 5, end: 8 });
     let Speaker { process, incarnation } = speaker(0);
-    store.handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload, image: None }).unwrap();
+    store
+        .handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None })
+        .unwrap();
     // The image has a connection of its own. The process has closed the stream, whose last bytes are still on their way.
     image_after(&mut store, 0, 0, 8, &[(stream(0), u64::MAX)]);
     store.handle_verified(process, 0, true);

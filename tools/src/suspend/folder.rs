@@ -166,10 +166,10 @@ impl Folder {
         let rank = process.rank;
         let mut held = Held::open(cluster, process.job.to_string(), rank)?;
         let mut saved_images = Vec::new();
-        for HeldImage { image, parent, cut, bytes, line, .. } in images {
+        for HeldImage { image, parent, cut, bytes, .. } in images {
             let mut file = Saving::create(self, format!("rank-{rank}.image-{image}"), key)?;
             file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes }, progress)?;
-            saved_images.push(SavedImage { image, parent, cut, line: line.newest, file: file.finish()? });
+            saved_images.push(SavedImage { image, parent, cut, file: file.finish()? });
         }
         let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
         file.copy(&mut held, LogPart::Journal, journal, progress)?;

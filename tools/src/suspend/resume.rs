@@ -99,7 +99,8 @@ impl Resume<'_> {
         for ((rank, of_rank), log) in (0..).map(Rank).zip(&saved.manifest.ranks).zip(logs) {
             progress.report(&format!("radic: rank {rank} goes to its protector at {log}"));
             let process = ProcessId { job, rank };
-            let upload = Upload { dir: source, signed: &signed, key: &proof, process, saved: of_rank, progress: &progress };
+            let line = saved.manifest.suspension.line;
+            let upload = Upload { dir: source, signed: &signed, key: &proof, process, saved: of_rank, line, progress: &progress };
             upload.give(log).with_context(|| format!("rank {rank} cannot be given to its protector at {log}"))?;
         }
         // From here on the terminal is the job's.
@@ -217,6 +218,8 @@ struct Upload<'a> {
     key: &'a JobKey,
     process: ProcessId,
     saved: &'a SavedRank,
+    /// The newest recovery line of which the job had heard.
+    line: u64,
     progress: &'a Progress,
 }
 
@@ -238,6 +241,7 @@ impl Upload<'_> {
             journal: begin,
             payload,
             image: None,
+            committed: None,
         })?;
         // Images go by another connection, which may be faster.
         loop {
@@ -280,9 +284,9 @@ impl Upload<'_> {
         let begins: Vec<(StreamId, u64)> = streams.iter().map(at).collect();
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|stream| Some((stream.stream, stream.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).context("too many streams")?;
-        let SavedImage { image, parent, cut, line, ref file } = *image;
+        let SavedImage { image, parent, cut, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
-        client.send(&ToProtector::saved_image(image, parent, cut, line, streams, ended))?;
+        client.send(&ToProtector::saved_image(image, parent, cut, self.line, streams, ended))?;
         let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
         loop {
             let bytes = pieces.next()?;

@@ -93,6 +93,8 @@ pub struct ImageRange {
     pub oldest: u64,
     /// The next image has at least this number; lower ones were given.
     pub next: u64,
+    /// The newest recovery line of which the image is that it comes back from, or whose number was given before it was suspended; 0: none.
+    pub line: u64,
 }
 
 /// Where an image stands among the recovery lines of its job (docs/design.md).

@@ -46,8 +46,8 @@ proptest! {
         let (incarnation, bytes, pair) = (Incarnation { epoch, restart: c }, bytes.as_slice(), [(stream, a), (stream, b)]);
         let streams = CutStreams::new(&pair).unwrap();
         for message in [
-            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: None },
-            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(number) },
+            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: None, committed: None },
+            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(number), committed: None },
             ToProtector::ImageUnderWay { image: a },
             ToProtector::Journal { position: a, bytes },
             ToProtector::Payload { position: a, stream, offset: b, bytes },

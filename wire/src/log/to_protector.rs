@@ -24,6 +24,8 @@ pub enum ToProtector<'a> {
         payload: Span,
         /// The image that is under way on a connection of its own.
         image: Option<u64>,
+        /// The newest image of which a protector has said that it is committed. Where received bytes stay with their senders, these may have forgotten what an older one needs.
+        committed: Option<u64>,
     },
     /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
     Journal {
@@ -203,13 +205,14 @@ impl<'a> ToProtector<'a> {
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {
-            ToProtector::Hello { process, incarnation, journal, payload, image } => {
+            ToProtector::Hello { process, incarnation, journal, payload, image, committed } => {
                 out.u8(0);
                 write_process(out, &process);
                 write_incarnation(out, incarnation);
                 write_span(out, &journal);
                 write_span(out, &payload);
                 write_option(out, image);
+                write_option(out, committed);
             }
             ToProtector::Journal { position, bytes } => {
                 numbers(out, 1, [position]);
@@ -275,6 +278,7 @@ impl<'a> ToProtector<'a> {
                 journal: read_span(from)?,
                 payload: read_span(from)?,
                 image: read_option(from)?,
+                committed: read_option(from)?,
             },
             1 => ToProtector::Journal { position: from.varint()?, bytes: read_chunk(from)? },
             2 => ToProtector::Payload {

@@ -12,9 +12,14 @@ use radic_wire::suspension::Suspension;
 use super::relay::Piece;
 use super::{Home, HomeOutput, Phase, RankState};
 
+/// Why a job is not suspended.
+const NOT_NOW: &str = "it is starting or ending, a rank has ended, or a node was just lost";
+
 /// How far the suspension of a job is.
 #[derive(Debug)]
 pub(super) enum Stage {
+    /// A recovery line may be under way. The logs of one moment are to agree which lines are complete, so the ranks run until it has come to its end.
+    Waiting,
     /// These hosts have not said that their ranks are stopped, or the terminal has not printed all that it was sent.
     Stopping { waiting: BTreeSet<NodeId> },
     /// The command knows how far the output has come. Output that comes later waits here; when the job ends, the resumed job
@@ -36,20 +41,41 @@ pub(super) struct Suspending {
 impl Home {
     /// Stops all ranks, so that a command can write the job down.
     pub(super) fn suspend(&mut self, session: SessionId) {
-        let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
         let why = match () {
             () if self.suspending.is_some() => "it is being suspended already",
             () if !self.is_protected() => "it is not protected: there is no log of it",
-            () if self.phase != Phase::Running || !self.unreported.is_empty() || !running => {
-                "it is starting or ending, a rank has ended, or a node was just lost"
-            }
+            () if !self.can_freeze() => NOT_NOW,
             () => {
-                let stage = Stage::Stopping { waiting: self.placement.nodes.iter().cloned().collect() };
-                self.suspending = Some(Suspending { session, origins: BTreeMap::new(), stage });
-                return self.tell_hosts(&ToHost::Freeze);
+                self.suspending = Some(Suspending { session, origins: BTreeMap::new(), stage: Stage::Waiting });
+                if !self.has_lines() {
+                    self.freeze();
+                }
+                return;
             }
         };
         self.tell_session(session, ToSession::Frozen(Err(why.to_owned())));
+    }
+
+    fn can_freeze(&self) -> bool {
+        let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
+        self.phase == Phase::Running && self.unreported.is_empty() && running
+    }
+
+    /// Whether the ranks are to be stopped as soon as no recovery line is under way.
+    pub fn waits_for_line(&self) -> bool {
+        self.suspending.as_ref().is_some_and(|suspending| matches!(suspending.stage, Stage::Waiting))
+    }
+
+    /// No recovery line is under way: the ranks are stopped.
+    pub fn freeze(&mut self) {
+        if !self.can_freeze() {
+            return self.thaw(NOT_NOW);
+        }
+        let waiting = self.placement.nodes.iter().cloned().collect();
+        if let Some(suspending) = &mut self.suspending {
+            suspending.stage = Stage::Stopping { waiting };
+            self.tell_hosts(&ToHost::Freeze);
+        }
     }
 
     pub(super) fn handle_frozen(&mut self, from: &NodeId, result: Result<Vec<(Rank, IpAddr)>, String>) {
@@ -85,7 +111,7 @@ impl Home {
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
         let ward = Ward { epoch: self.epoch, spec, placement, fence: self.fences.released(), keys: Vec::new() };
         let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
-        let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
+        let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output, line: 0 };
         let unprinted = relay.unprinted().map(|output| HomeOutput::ToSession(session.clone(), output));
         self.outputs.extend(unprinted);
         self.outputs.push_back(HomeOutput::Frozen(session, Box::new(suspension)));
@@ -117,7 +143,7 @@ impl Home {
                 .tell_session(session.clone(), ToSession::Frozen(Err("this command does not suspend it any more".to_owned())));
         };
         let held = match std::mem::replace(&mut suspending.stage, Stage::Written) {
-            Stage::Stopping { waiting } => return suspending.stage = Stage::Stopping { waiting },
+            stage @ (Stage::Waiting | Stage::Stopping { .. }) => return suspending.stage = stage,
             Stage::Stopped { held } => held,
             Stage::Written => VecDeque::new(),
         };

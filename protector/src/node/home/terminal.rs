@@ -115,7 +115,7 @@ impl Home {
             Some(Stage::Stopped { held }) => return held.push_back((node, piece)),
             // The resumed job writes it once more, so the host need not wait until it is printed.
             Some(Stage::Written) => return self.tell_taken(rank, stream, end),
-            Some(Stage::Stopping { .. }) | None => {}
+            Some(Stage::Waiting | Stage::Stopping { .. }) | None => {}
         }
         match self.relay.handle_output(piece) {
             Came::New => self.pump(),

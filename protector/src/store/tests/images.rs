@@ -11,7 +11,7 @@ fn a_process_that_does_not_live_again_comes_back_from_the_image_before() {
     assert!(said(&mut store).contains(&"Committed { image: 1, oldest: 0 }".to_owned()));
     assert_eq!(restarted_as(&mut store, 1..4), [(1, 4), (1, 4), (0, 2)]);
     let restart = store.restart(id, Incarnation::restarted(4)).unwrap();
-    assert_eq!((restart.range, restart.log_end), (ImageRange { oldest: 0, next: 2 }, 6));
+    assert_eq!((restart.range, restart.log_end), (ImageRange { next: 2, ..ImageRange::default() }, 6));
     assert_eq!(restart.held, [(stream(1), 8, None)]);
     // All of the log since is there, to catch up from.
     assert_eq!(store.find(id, LogPart::Journal, 2, 9), Some(Place::Memory(b"cdef".to_vec())));
@@ -66,7 +66,14 @@ fn an_image_of_an_earlier_incarnation_covers_no_payload_of_this_one() {
     let id = speaker(0).process;
     assert_eq!(restarted_as(&mut store, 1..2), [(1, 4)]);
     let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
-    let hello = ToProtector::Hello { process: id, incarnation: Incarnation::restarted(1), journal, payload, image: None };
+    let hello = ToProtector::Hello {
+        process: id,
+        incarnation: Incarnation::restarted(1),
+        journal,
+        payload,
+        image: None,
+        committed: None,
+    };
     store.handle_message(speaker(1), &hello).unwrap();
     let read = [(stream(1), 8)];
     let (streams, ended) = (CutStreams::new(&read).unwrap(), CutStreams::new(&[]).unwrap());

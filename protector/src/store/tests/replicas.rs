@@ -246,6 +246,7 @@ fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
         journal: span,
         payload: span,
         image: None,
+        committed: None,
     };
     store.handle_message(speaker, &hello).unwrap();
     assert_eq!(store.stable_of(speaker.process, stream(1)), 0);
@@ -270,7 +271,14 @@ fn an_image_of_before_the_log_begins_is_refused() {
     let mut store = Store::new(CONFIG);
     let speaker = speaker(0);
     let (journal, payload) = (Span { start: 5, end: 5 }, Span { start: 8, end: 8 });
-    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload, image: None };
+    let hello = ToProtector::Hello {
+        process: speaker.process,
+        incarnation: speaker.incarnation,
+        journal,
+        payload,
+        image: None,
+        committed: None,
+    };
     store.handle_message(speaker, &hello).unwrap();
     said(&mut store);
     image_after(&mut store, 0, 5, 7, &[(stream(1), 7)]);
@@ -353,6 +361,7 @@ fn a_log_that_was_let_go_restarts_nothing_before_it_has_what_was_acknowledged_el
         journal: Span { start: 0, end: 6 },
         payload: Span::default(),
         image: None,
+        committed: None,
     };
     assert_eq!(store.handle_message(speaker(0), &told), Ok(()));
     store.take_up(id);

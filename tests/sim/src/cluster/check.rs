@@ -276,7 +276,9 @@ impl World {
                 |store: &&Store| store.incarnation(receiver).is_some_and(|incarnation| incarnation.epoch == self.checks.epoch);
             let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
-            let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
+            let held = store.holds(receiver, stream, kept - 1)
+                || store.holds_by_line(receiver, stream, kept - 1, self.remembered_line(receiver.job))
+                || self.has_closed(receiver, connection.id);
             assert!(
                 held,
                 "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before"
@@ -294,6 +296,12 @@ impl World {
                 );
             }
         }
+    }
+
+    /// The newest recovery line that some node remembers: a protector that brings a process back finds it.
+    fn remembered_line(&self, job: JobId) -> u64 {
+        let nodes = self.machines.iter().filter_map(|machine| machine.node.as_ref());
+        nodes.map(|node| node.remembered_line(job)).max().unwrap_or(0)
     }
 
     /// The log from which a process that speaks to this machine's protector would be brought back: that protector's, or its replica's, if it is lost. The replica may have committed an

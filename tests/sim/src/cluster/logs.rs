@@ -154,9 +154,6 @@ impl World {
             }
             StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
                 let held = server.held_of_line(job, epoch, line);
-                if self.breaks.early && !held.has.is_empty() {
-                    self.logs(at).server.handle_line_complete(now, (job, epoch), line);
-                }
                 self.input_soon(at, Input::LineHeld(node, number, (job, epoch), held));
                 None
             }
@@ -344,7 +341,9 @@ impl World {
     // ---- what the judge remembers
 
     fn note_hello(&mut self, at: usize, conn: ConnId, bytes: &[u8]) {
-        let Ok(ToProtector::Hello { process, incarnation, journal, payload, .. }) = ToProtector::read(bytes) else { return };
+        let Ok(ToProtector::Hello { process, incarnation, journal, payload, committed, .. }) = ToProtector::read(bytes) else {
+            return;
+        };
         let role = self.logs(at).server.role(number(conn));
         if !matches!(role, Some(Role::Journal(..) | Role::Forwarder(..))) {
             return;
@@ -365,7 +364,7 @@ impl World {
             // A replica is not fenced: it hears of the next epoch by the hello of an incarnation of that, which need not be the first one.
             logs.of_before.insert(process);
         }
-        if is_of_before || logs.server.store().is_behind(process, journal.start, payload.start) {
+        if is_of_before || logs.server.store().is_behind(process, journal.start, payload.start, committed) {
             logs.behind.insert(process);
         } else {
             logs.behind.remove(&process);
@@ -467,6 +466,10 @@ impl World {
             Action::Fenced(process, incarnation, result) => self.fenced(at, process, incarnation, result),
             Action::Tell(event) => {
                 match (event.what, event.process) {
+                    (What::LineReady(line), Some(process)) if self.breaks.early => {
+                        let (now, epoch) = (self.now, self.checks.epoch);
+                        self.logs(at).server.handle_line_complete(now, (process.job, epoch), line);
+                    }
                     (What::Committed(image), Some(process)) => {
                         self.counts.commits += 1;
                         self.check_commit(at, process, image);

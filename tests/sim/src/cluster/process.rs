@@ -643,6 +643,7 @@ impl World {
         if !self.is_running(pid) {
             return;
         }
+        self.drive_images(pid, |images, cx| images.handle_timeout(cx.now));
         if self.lib(pid).due && self.dice.below(4) > 0 {
             self.checkpoint(pid);
         }

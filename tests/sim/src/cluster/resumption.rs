@@ -61,18 +61,18 @@ impl SavedRank {
     fn hello(&self, process: ProcessId) -> Vec<u8> {
         let journal = Span { start: self.images[0].0.cut, end: self.journal.0.end };
         let (payload, incarnation) = (Span { start: 0, end: self.received() }, self.begins_as());
-        code(|out| ToProtector::Hello { process, incarnation, journal, payload, image: None }.write(out))
+        code(|out| ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None }.write(out))
     }
 
     /// All messages of an image. The last one says where each stream stands.
-    fn image(&self, at: usize) -> VecDeque<Vec<u8>> {
-        let (HeldImage { image, parent, cut, line, .. }, content) = &self.images[at];
+    fn image(&self, at: usize, line: u64) -> VecDeque<Vec<u8>> {
+        let (HeldImage { image, parent, cut, .. }, content) = &self.images[at];
         let streams = if at + 1 == self.images.len() { &self.streams[..] } else { &[] };
         let start = |of: &HeldStream| (of.stream, if of.closed { u64::MAX } else { of.bytes.start });
         let begins: Vec<(StreamId, u64)> = streams.iter().map(|(of, _)| start(of)).collect();
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|(of, _)| Some((of.stream, of.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).expect("a few streams");
-        let (image, parent, cut, line) = (*image, *parent, *cut, line.newest);
+        let (image, parent, cut) = (*image, *parent, *cut);
         let begin = code(|out| ToProtector::saved_image(image, parent, cut, line, streams, ended).write(out));
         let chunk = |(index, bytes): (usize, &[u8])| {
             let offset = (index * PIECE) as u64;
@@ -244,7 +244,7 @@ impl World {
         let Some((folder, resuming)) = self.resuming() else { return };
         let (saved, log, upload) = (&folder.ranks[rank], resuming.logs[rank], &mut resuming.uploads[rank]);
         if upload.images < saved.images.len() {
-            let image = saved.image(upload.images);
+            let image = saved.image(upload.images, folder.suspension.line);
             self.open_upload(rank, log, Channel::Image, image);
             return;
         }
