@@ -236,9 +236,8 @@ fn a_job_is_suspended_twice_and_then_a_node_dies() {
     }
 }
 
-/// Where no process waits before it sends, what a rank's own log lacks is in the logs of others: twice, with a death in between.
-#[test]
-fn a_job_whose_processes_wait_for_no_log_is_suspended_twice() {
+/// Twice, with a death in between. Then the logs of the job are looked at.
+fn suspended_twice(flags: &str, look: impl Fn(&Cluster, &str)) {
     let cluster = Setup::new(Kind::Logical, 4).spares(1).start();
     let due = undisturbed(&MPICH, &cluster);
     let mut events = cluster.events_at("n1");
@@ -247,7 +246,7 @@ fn a_job_whose_processes_wait_for_no_log_is_suspended_twice() {
             e.event == EventName::Reprotected && e.rank.is_some_and(|rank| rank.0 == 2) && e.text.contains("committed")
         });
     };
-    let mut running = start(&MPICH, &cluster, &format!("{FLAGS} --log causal"));
+    let mut running = start(&MPICH, &cluster, &format!("{FLAGS} {flags}"));
     until_lines(&mut running, 5);
     let (one, two) = (folder(&cluster, "one"), folder(&cluster, "two"));
     let mut shown = suspend(&cluster, running, &one).stdout();
@@ -256,12 +255,28 @@ fn a_job_whose_processes_wait_for_no_log_is_suspended_twice() {
     protected_again("rank 2 to be protected again");
     cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
     protected_again("rank 2 to be protected once more");
+    look(&cluster, &job(&cluster));
     shown += &suspend(&cluster, running, &two).stdout();
     let after = resume(&cluster, &two).wait().expect(0).stdout();
     assert_eq!(shown.clone() + &after, due);
     assert!(!shown.is_empty() && !after.is_empty());
     cluster.assert_idle();
     cluster.stop();
+}
+
+/// Where no process waits before it sends, what a rank's own log lacks is in the logs of others.
+#[test]
+fn a_job_whose_processes_wait_for_no_log_is_suspended_twice() {
+    suspended_twice("--log causal", |_, _| ());
+}
+
+/// Where received bytes stay with their senders, images are of recovery lines, whose numbers go on. There is nothing that `radic replay` could read.
+#[test]
+fn a_job_whose_received_bytes_stay_with_their_senders_is_suspended_twice() {
+    suspended_twice("--payload sender", |cluster, job| {
+        let refused = cluster.radic(["replay", job, "0"]).limit(LIMIT).run().expect(125);
+        refused.expect_stderr(&["stays with the ranks that have sent it", "--payload log"]);
+    });
 }
 
 /// Output that no terminal has read is in the folder; the terminal that resumes the job prints it.

@@ -8,6 +8,7 @@ use clap::Subcommand;
 use radic_wire::bytes::Reader;
 use radic_wire::determinant::{CLOCK_NAMES, Determinant, StreamId};
 use radic_wire::ids::{NodeName, Rank};
+use radic_wire::job::JobInfo;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
 use radic_wire::log::{HeldLog, ImageState, LogPart, Span};
@@ -73,13 +74,13 @@ impl Held {
         }
     }
 
-    /// How many ranks its job has.
-    pub(crate) fn ranks(&self, cluster: &Cluster) -> Result<u32> {
+    /// What is known of its job.
+    pub(crate) fn job(&self, cluster: &Cluster) -> Result<JobInfo> {
         let mut connection = cluster.connect(None)?;
         match connection.ask(&Request::Status, client::ANSWER)? {
             Reply::Status(status) => {
-                let job = status.jobs.iter().find(|job| job.job == self.log.process.job);
-                job.map(|job| job.ranks).with_context(|| format!("no node knows job {} any more", self.log.process.job))
+                let job = status.jobs.into_iter().find(|job| job.job == self.log.process.job);
+                job.with_context(|| format!("no node knows job {} any more", self.log.process.job))
             }
             other => Err(connection.unexpected(&other).into()),
         }

@@ -27,8 +27,8 @@ pub(crate) struct ProtectionArgs {
     /// Nodes that hold a copy of each log and checkpoint: with 2 the job survives the death of a node and its protector together
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Memory of each rank for what it has sent and others may need again: 128M, 1G [default: an eighth of its node's memory, which the job's ranks there
-    /// share, from 64M to 2G for each; with --payload log 64M]
+    /// Memory of each rank for what it has sent and its receiver's protector does not have yet: 128M, 1G [default: 64M; with --payload sender an eighth of
+    /// its node's memory, which the job's ranks there share, from 64M to 2G for each]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     outbox: Option<u64>,
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
@@ -38,7 +38,7 @@ pub(crate) struct ProtectionArgs {
     #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
     log: LogFlag,
     /// Where what a rank has received from others of the job is kept until its checkpoint covers it
-    #[arg(long, value_enum, default_value_t = PayloadFlag::Auto, value_name = "WHERE")]
+    #[arg(long, value_enum, default_value_t = PayloadFlag::Log, value_name = "WHERE")]
     payload: PayloadFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
@@ -87,12 +87,9 @@ enum LogFlag {
 
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum PayloadFlag {
-    /// With its senders, unless --keep-logs, --replicas 2 or --log waiting want it in logs
-    Auto,
     /// In its log: it ships all of it to its protector
     Log,
-    /// With the ranks that have sent it, in --outbox: nothing is shipped, and the checkpoints of all ranks are made together. Not with --replicas 2 or --log waiting;
-    /// `radic replay` has nothing to read then
+    /// With the ranks that have sent it, in --outbox: nothing is shipped, and the checkpoints of all ranks are made together. With --log causal and one replica
     Sender,
 }
 
@@ -115,16 +112,6 @@ enum OnLossFlag {
 }
 
 impl ProtectionArgs {
-    /// A second copy of the logs, `radic replay` and waiting at the gate need all that was received in logs.
-    fn decide_payload(&self) -> PayloadMode {
-        let needs_logs = self.keep_logs || self.replicas > 1 || self.log == LogFlag::Waiting;
-        match self.payload {
-            PayloadFlag::Log => PayloadMode::Log,
-            PayloadFlag::Auto if needs_logs => PayloadMode::Log,
-            PayloadFlag::Auto | PayloadFlag::Sender => PayloadMode::Sender,
-        }
-    }
-
     /// How a job is protected, given what is in the way of that. Its ranges are checked with the job's description.
     pub(crate) fn decide(&self, find_obstacles: impl FnOnce() -> Obstacles) -> Decision {
         let asked = match self.protect {
@@ -144,7 +131,7 @@ impl ProtectionArgs {
             record_time: self.record_time == RecordTimeFlag::On,
             record_tsc: self.record_tsc,
             log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
-            payload: self.decide_payload(),
+            payload: if self.payload == PayloadFlag::Sender { PayloadMode::Sender } else { PayloadMode::Log },
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,
@@ -192,24 +179,15 @@ impl Decision {
 /// For `radic run --explain`.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Protection { protect, interval, replicas, payload, .. } = &self.protection;
+        let Protection { protect, interval, replicas, .. } = &self.protection;
         let how = match protect {
             Protect::On => {
                 let interval = match interval {
                     Interval::Auto => "as often as --mtbf and their cost suggest".to_owned(),
                     Interval::Every(ms) => format!("every {} s", *ms as f64 / 1e3),
-                    Interval::Never if *payload == PayloadMode::Sender => {
-                        "on request, and when an outbox is half full".to_owned()
-                    }
                     Interval::Never => "on request only".to_owned(),
                 };
-                let (what, together) = match payload {
-                    PayloadMode::Log => ("", ""),
-                    PayloadMode::Sender => ("the order of ", " (of all ranks together)"),
-                };
-                format!(
-                    "on: {what}what each rank receives is logged at {replicas} other node(s); checkpoints {interval}{together}"
-                )
+                format!("on: what each rank receives is logged at {replicas} other node(s); checkpoints {interval}")
             }
             Protect::Off => "off: RADIC's library is loaded, and lets every call pass".to_owned(),
             Protect::None => "none".to_owned(),

@@ -28,6 +28,7 @@ use radic_wire::frame::{self, FrameReader};
 use radic_wire::ids::Rank;
 use radic_wire::limits;
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
+use radic_wire::process::PayloadMode;
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
 use serde::Serialize;
 
@@ -259,8 +260,13 @@ impl Session {
     fn open(cluster: &Cluster, args: &ReplayArgs) -> Result<Self> {
         let (me, first) = (Rank(args.rank), Held::open(cluster, args.job.clone(), Rank(args.rank))?);
         let job = first.log.process.job.to_string();
+        let of_job = first.job(cluster)?;
+        ensure!(
+            of_job.payload == PayloadMode::Log,
+            "no log has what the job's ranks have received: it stays with the ranks that have sent it; start the job with --payload log to replay it"
+        );
         let (mut peers, mut known) = (BTreeMap::new(), 0);
-        for rank in (0..first.ranks(cluster)?).map(Rank).filter(|rank| *rank != me) {
+        for rank in (0..of_job.ranks).map(Rank).filter(|rank| *rank != me) {
             // A rank without a log has received nothing that could be compared.
             if let Ok(mut held) = Held::open(cluster, job.clone(), rank) {
                 known = known.max(known_of(me, &mut held));

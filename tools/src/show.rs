@@ -328,6 +328,7 @@ pub(crate) mod tests {
             home: "n1".parse().unwrap(),
             started_ms: 0,
             elapsed_ms: 61_000,
+            payload: radic_wire::process::PayloadMode::Log,
             outcome,
         }
     }

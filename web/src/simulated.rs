@@ -136,6 +136,7 @@ impl Cluster {
             home: self.node(0),
             started_ms: now_ms().saturating_sub(61_000) / 60_000 * 60_000,
             elapsed_ms: 61_000,
+            payload: radic_wire::process::PayloadMode::Log,
             outcome: None,
         }]
     }

@@ -389,6 +389,8 @@ pub struct JobInfo {
     pub started_ms: u64,
     /// How long it has run, or ran, in milliseconds.
     pub elapsed_ms: u64,
+    /// Where the bytes are kept that its ranks have received from each other.
+    pub payload: PayloadMode,
     /// How it ended, if it has.
     pub outcome: Option<Outcome>,
 }

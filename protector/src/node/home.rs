@@ -417,6 +417,7 @@ impl Home {
             home: self.placement.home().name.clone(),
             started_ms: self.started_ms,
             elapsed_ms: (self.ended().unwrap_or(now) - self.started).as_millis() as u64,
+            payload: self.spec.protection.payload,
             outcome: if self.is_over() { self.outcome.clone() } else { None },
         }
     }

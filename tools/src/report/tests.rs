@@ -128,6 +128,7 @@ fn facts(events: Vec<Event>) -> Facts {
         home: "n1".parse().unwrap(),
         started_ms: BEGAN,
         elapsed_ms: 30_000,
+        payload: radic_wire::process::PayloadMode::Log,
         outcome: Some(Outcome { code: 0, reason: EndReason::Finished }),
     };
     let processes = (0..4).map(|rank| process(rank, u64::from(rank) * 300_000_000)).collect();

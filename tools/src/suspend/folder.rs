@@ -209,7 +209,7 @@ impl Folder {
     }
 }
 
-/// What is held of all ranks, as soon as their newest images are of one recovery line: what a rank's image leaves out is in that of the same line of another one. A protector may come
+/// What is held of all ranks, as soon as their newest images go together ([`HeldLog::of_two_lines`]). A protector may come
 /// to know later than another one that a line is complete.
 fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
     let deadline = Instant::now() + AGREED;
@@ -219,7 +219,7 @@ fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
         let ranks = (one.process.rank, other.process.rank);
         ensure!(
             Instant::now() < deadline,
-            "the newest images of ranks {} and {} are not of one recovery line; the job goes on",
+            "the newest images of ranks {} and {} are of different recovery lines; the job goes on; try again",
             ranks.0,
             ranks.1
         );

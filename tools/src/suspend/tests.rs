@@ -168,9 +168,9 @@ fn only_names_of_a_suspension_are_its_own() {
 fn images_of_two_recovery_lines_are_no_suspension() {
     use radic_wire::ids::ProcessId;
     use radic_wire::log::{HeldImage, LineMark};
-    let log = |rank, lines: &[(u64, ImageState)]| {
+    let log = |rank, joins: bool, lines: &[(u64, ImageState)]| {
         let image = |(at, (newest, state)): (usize, &(u64, ImageState))| {
-            let line = LineMark { newest: *newest, joins: true };
+            let line = LineMark { newest: *newest, joins };
             HeldImage { image: at as u64, parent: None, cut: 0, bytes: 1, line, state: *state }
         };
         HeldLog {
@@ -187,10 +187,11 @@ fn images_of_two_recovery_lines_are_no_suspension() {
     };
     use ImageState::{Committed, Superseded, UnderWay};
     let differ = |logs: &[HeldLog]| HeldLog::of_two_lines(logs).map(|(one, other)| (one.process.rank.0, other.process.rank.0));
-    assert_eq!(differ(&[log(0, &[(3, Committed)]), log(1, &[(2, Superseded), (3, Committed), (4, UnderWay)])]), None);
-    assert_eq!(
-        differ(&[log(0, &[(3, Committed)]), log(1, &[(3, Committed)]), log(2, &[(3, Superseded), (4, Committed)])]),
-        Some((0, 2))
-    );
-    assert_eq!(differ(&[log(0, &[(3, Committed)]), log(1, &[])]), None, "that there is no image is said elsewhere");
+    let (of_line, by_itself) = (true, false);
+    let in_time = log(1, of_line, &[(2, Superseded), (3, Committed), (4, UnderWay)]);
+    assert_eq!(differ(&[log(0, of_line, &[(3, Committed)]), in_time.clone()]), None);
+    assert_eq!(differ(&[in_time.clone(), log(2, of_line, &[(3, Superseded), (4, Committed)])]), Some((2, 1)));
+    assert_eq!(differ(&[in_time.clone(), log(2, by_itself, &[(4, Committed)])]), None, "it has all that is kept");
+    assert_eq!(differ(&[in_time.clone(), log(2, by_itself, &[(2, Committed)])]), Some((1, 2)));
+    assert_eq!(differ(&[in_time, log(1, of_line, &[])]), None, "that there is no image is said elsewhere");
 }

@@ -63,6 +63,7 @@ fn status(ranks: u32, counted: u64) -> ClusterStatus {
         home: "n1".parse().unwrap(),
         started_ms: 0,
         elapsed_ms: 61_000,
+        payload: radic_wire::process::PayloadMode::Log,
         outcome: None,
     };
     ClusterStatus {

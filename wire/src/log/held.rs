@@ -43,11 +43,12 @@ pub struct HeldLog {
 }
 
 impl HeldLog {
-    /// Logs of two ranks whose newest committed images are of different recovery lines.
+    /// Logs of two ranks whose newest committed images do not go together: the first one's is its image of a recovery line, and so leaves out what the other one has received by its own of
+    /// that line; but the other one's is of before.
     pub fn of_two_lines<'a>(logs: impl IntoIterator<Item = &'a HeldLog>) -> Option<(&'a HeldLog, &'a HeldLog)> {
-        let mut known = logs.into_iter().filter_map(|log| Some((log, log.committed()?.line.newest)));
-        let (first, its) = known.next()?;
-        known.find(|(_, other)| *other != its).map(|(other, _)| (first, other))
+        let known: Vec<_> = logs.into_iter().filter_map(|log| Some((log, log.committed()?.line))).collect();
+        let (first, newest) = known.iter().filter(|(_, line)| line.joins).max_by_key(|(_, line)| line.newest)?;
+        known.iter().find(|(_, line)| line.newest < newest.newest).map(|(other, _)| (*first, *other))
     }
 
     /// The newest committed image.
