@@ -329,6 +329,11 @@ fn keys_line(model: &Model, theme: Theme) -> Line<'static> {
         Screen::Ranks(_) => "q quit  Enter rank  Esc jobs  s sort  r reverse  / filter  Space hold  ? help",
         Screen::Rank(..) => "q quit  Esc ranks  Up Down streams  Space hold  ? help",
     };
-    let filter = if model.filter.is_empty() { String::new() } else { format!("[{}]  ", model.filter) };
-    Line::styled(format!("{filter}{keys}"), theme.with(Color::Reset, Modifier::BOLD))
+    // A filter stands in the place of that word. All keys fit into 80 columns.
+    let keys = match model.filter.chars().count() {
+        0 => keys.to_owned(),
+        1..=7 => keys.replace("/ filter", &format!("/ [{}]", model.filter)),
+        _ => keys.replace("/ filter", &format!("/ [{}..]", model.filter.chars().take(5).collect::<String>())),
+    };
+    Line::styled(keys, theme.with(Color::Reset, Modifier::BOLD))
 }

@@ -178,6 +178,8 @@ fn rows_are_sorted_filtered_and_selected() {
     assert_eq!((model.screen.clone(), model.selected), (Screen::Ranks(the_job()), 1), "the filter is gone, the row is the same");
     press(&mut model, "/nothing like it\n");
     assert!(screen(&model).contains("no row has this text"));
+    let keys = screen(&model).lines().last().map(str::to_owned).unwrap();
+    assert!(keys.contains("/ [nothi..]") && keys.trim_end().ends_with("? help"), "all keys are in 80 columns: {keys}");
     model.handle_key(Key::Back);
     press(&mut model, "n");
     assert!(screen(&model).contains("127.0.0.1:40001"), "{}", screen(&model));
