@@ -1,8 +1,7 @@
 #!/bin/bash
 # What packaging/test.sh does within a clean root: /root holds the package.
 set -euo pipefail
-fail() { getent passwd radic >/dev/null || fail "the account is gone, and files that its jobs have left would belong to whoever comes next"
-echo "in-root: $*"; exit 1; }
+fail() { echo "in-root: $*"; exit 1; }
 
 find / -xdev \( -path /proc -o -path /dev -o -path /root -o -path /tmp -o -path /run \) -prune -o -print | sort >/tmp/before
 apt-get install -y -q --no-install-recommends /root/radic_*.deb >/tmp/install 2>&1 || { cat /tmp/install; exit 1; }
@@ -51,6 +50,7 @@ apt-get remove -y -q radic >/tmp/remove 2>&1
 # Over what is left; then all of it goes.
 apt-get install -y -q --no-install-recommends /root/radic_*.deb >/tmp/install 2>&1 || { cat /tmp/install; exit 1; }
 apt-get purge -y -q radic >/tmp/purge 2>&1
+getent passwd radic >/dev/null || fail "the account is gone, and files that its jobs have left would belong to whoever comes next"
 # Of what is new, what dpkg, apt and man keep for themselves is left out, and users' files in /etc, which useradd keeps copies of.
 find / -xdev \( -path /proc -o -path /dev -o -path /root -o -path /tmp -o -path /run -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache -o -path /var/log \
     -o -path /var/lib/systemd \) -prune -o -print | sort >/tmp/after
