@@ -1,5 +1,5 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
-# make test    what CI runs: format, lints, documentation, unit and integration tests, 12,000 simulated clusters, some seconds of fuzzing; of the longest scenarios half of
+# make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 12,000 simulated clusters, some seconds of fuzzing; of the longest scenarios half of
 #              the tests, drawn (RADIC_DRAW=0: all)
 # make check   for the developer's loop: format, lints, unit tests, 500 simulated clusters
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
@@ -19,10 +19,10 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-# What comes over the network comes while the compiler works. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+# What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
 test: export RADIC_DRAW ?= 1
 test: format
-	./scripts/deps.sh packages
+	./scripts/deps.sh compilers
 	$(MAKE) --jobs=2 deps compile
 	$(MAKE) --jobs=1 unit sim fuzz lint integration
 
@@ -134,8 +134,9 @@ stage: build
 	PREFIX=/usr SYSCONFDIR=/etc DESTDIR=$(STAGE) ZSH_FOLDER=vendor-completions ./packaging/install.sh install $(TARGET)/release
 	./packaging/third-party.py >$(STAGE)/usr/share/doc/radic/THIRD-PARTY
 
-# As Debian wants it: without what debuggers need (that stays in target/package/debug), and its names of changelogs.
+# As Debian wants it: without what debuggers need (that stays in target/package/debug), and its names of changelogs. A cargo-deb that is missing is compiled into .deps.
 DEBUG := target/package/debug
+deb: export PATH := $(CURDIR)/.deps/cargo-deb/bin:$(PATH)
 deb: stage
 	mkdir -p $(DEBUG)
 	for file in $(STAGE)/usr/lib/radic/radic* $(STAGE)/usr/lib/radic/*.so; do name=$$(basename $$file); \
@@ -143,7 +144,7 @@ deb: stage
 		objcopy --add-gnu-debuglink=$(DEBUG)/$$name.debug $$file || exit 1; done
 	gzip -9n <$(STAGE)/usr/share/doc/radic/CHANGELOG.md >$(STAGE)/usr/share/doc/radic/changelog.gz
 	rm $(STAGE)/usr/share/doc/radic/CHANGELOG.md
-	@$(CARGO) deb --version >/dev/null 2>&1 || { echo "make deb: cargo-deb is missing: cargo install cargo-deb" >&2; exit 1; }
+	$(CARGO) deb --version >/dev/null 2>&1 || ./scripts/deps.sh cargo-deb
 	$(CARGO) deb --no-build -p radic-tools --output target/package/
 
 package-test: deb

