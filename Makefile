@@ -1,6 +1,6 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
-# make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 12,000 simulated clusters, some seconds of fuzzing; of the longest scenarios half of
-#              the tests, drawn (RADIC_DRAW=0: all)
+# make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 10,000 seeds of simulated clusters, some seconds of fuzzing; of the longest
+#              scenarios half of the tests, drawn (RADIC_DRAW=0: all)
 # make check   for the developer's loop: format, lints, unit tests, 500 simulated clusters
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
@@ -11,7 +11,7 @@
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build compile format lint unit integration long foreign fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test first beside check deps build compile format lint unit integration long foreign fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -19,12 +19,21 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-# What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+# What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. Lints and the fuzzer's build have what the compiler and the
+# unit tests leave of the processors. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority,
+# makes it several times as long.
 test: export RADIC_DRAW ?= 1
 test: format
 	./scripts/deps.sh compilers
-	$(MAKE) --jobs=2 deps compile
-	$(MAKE) --jobs=1 unit sim fuzz lint integration
+	$(MAKE) --jobs=3 first beside
+	$(MAKE) --jobs=1 sim fuzz integration
+
+first: deps compile
+	$(MAKE) unit
+
+beside: build
+	nice -n 19 $(MAKE) lint
+	nice -n 19 $(MAKE) fuzzer
 
 check: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
@@ -68,10 +77,12 @@ FUZZ := $(TARGET)/fuzz
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
-fuzz: deps
-	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --profile tests --workspace --test checks the_first_inputs_are_accepted
+fuzzer:
 	RUSTFLAGS="$(COVERAGE)" $(CARGO) build --quiet --release --manifest-path fuzz/libfuzzer/Cargo.toml \
 		--target x86_64-unknown-linux-gnu --target-dir $(FUZZ)
+
+fuzz: deps fuzzer
+	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --profile tests --workspace --test checks the_first_inputs_are_accepted
 	grep -E '^($(subst $() $(),|,$(TARGETS))) ' $(FUZZ)/first/list | \
 		xargs -P $$(nproc) -L 1 ./fuzz/run.sh $(FUZZ) $(SECONDS)
 
