@@ -11,7 +11,7 @@
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test first beside check deps build compile format lint unit integration long foreign fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -19,17 +19,20 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-# What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. Lints and the fuzzer's build have what the compiler and the
-# unit tests leave of the processors. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority,
-# makes it several times as long.
+# What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. The unit tests and what tries the package wait for half of their
+# time, so they run at once. Lints and the fuzzer's build have what all of these leave of the processors. Then one after the other: ranks of MPI programs yield while they poll,
+# so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
 test: export RADIC_DRAW ?= 1
 test: format
 	./scripts/deps.sh compilers
-	$(MAKE) --jobs=3 first beside
-	$(MAKE) --jobs=1 sim fuzz integration
+	$(MAKE) --jobs=3 units packages beside
+	$(MAKE) --jobs=1 sim fuzz integration TRIED=packages
 
-first: deps compile
+units: deps compile
 	$(MAKE) unit
+
+packages: deps compile
+	./scripts/scenarios.sh $(TARGET)/scenarios packages
 
 beside: build
 	nice -n 19 $(MAKE) lint
@@ -67,7 +70,7 @@ unit:
 	$(CARGO) test --profile tests --workspace --doc
 
 integration: build
-	./scripts/scenarios.sh $(TARGET)/scenarios $(SCENARIOS)
+	./scripts/scenarios.sh $(TARGET)/scenarios $(filter-out $(TRIED),$(SCENARIOS))
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.

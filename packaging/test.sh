@@ -137,7 +137,8 @@ part_lintian() {
 clean_root() {
     local first=$work/first
     [ -d "$first" ] || {
-        gently mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --skip=cleanup/apt/lists bookworm "$first.part" >"$work/mmdebstrap" 2>&1 || { tail "$work/mmdebstrap"; return 1; }
+        gently mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --aptopt='Acquire::Retries "3"' --skip=cleanup/apt/lists bookworm "$first.part" >"$work/mmdebstrap" 2>&1 ||
+            { tail "$work/mmdebstrap"; return 1; }
         mv "$first.part" "$first"
     }
     cp --archive --reflink=auto "$first" "$1"
