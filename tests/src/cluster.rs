@@ -430,11 +430,19 @@ impl Cluster {
     pub fn stop(mut self) {
         self.radic(["cluster", "stop"]).run().expect(0);
         self.daemons.clear();
+        self.expect_gone();
+        assert!(!self.dir().join("nodes").exists(), "the nodes' directories are left");
+    }
+
+    /// Waits until no process of the cluster is left, and checks that there is nothing of it in shared memory.
+    ///
+    /// # Panics
+    /// If something is left.
+    pub fn expect_gone(&self) {
         let holders = self.network.as_ref().map(|(network, _)| network.holders()).unwrap_or_default();
         let left = process::wait_none(self.dir(), &holders, GONE);
         left.unwrap_or_else(|left| panic!("processes are left of a cluster that was stopped:\n{left}"));
         self.shared_memory.assert_nothing_left();
-        assert!(!self.dir().join("nodes").exists(), "the nodes' directories are left");
     }
 }
 

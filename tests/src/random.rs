@@ -9,11 +9,16 @@ pub struct Random(u64);
 impl Random {
     /// Seeded from RADIC_SEED, or from the clock; printed.
     pub fn from_environment() -> Self {
+        Self::seed_from_environment().1
+    }
+
+    /// The same, with the seed.
+    pub fn seed_from_environment() -> (u64, Self) {
         let given = std::env::var("RADIC_SEED").ok().map(|seed| seed.parse().expect("RADIC_SEED is a number"));
         let clock = || SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
         let seed = given.unwrap_or_else(clock);
         println!("RADIC_SEED={seed} repeats the random choices of this run");
-        Random(seed)
+        (seed, Random(seed))
     }
 
     /// Seeded by `seed`.

@@ -32,6 +32,9 @@ pub fn missing() -> Option<String> {
 #[derive(Debug)]
 pub struct Slurm {
     folder: PathBuf,
+    /// How many nodes there are, dead ones among them.
+    count: usize,
+    /// Those that live.
     nodes: Vec<(String, Running)>,
     _controller: Running,
     _munged: Running,
@@ -51,8 +54,6 @@ impl Slurm {
         let ports: Vec<u16> = free.iter().map(|free| free.local_addr().expect("it is bound").port()).collect();
         drop(free);
         fs::write(folder.join("slurm.conf"), configuration(&folder, &ports)).expect("a new file");
-        let daemon =
-            |path: &str, args: &[String]| invocation(cluster, &folder, path).args(args).limit(Duration::from_secs(300)).start();
         // What it finds too open is a folder that only this user can enter.
         let options = [
             "--foreground".to_owned(),
@@ -63,24 +64,45 @@ impl Slurm {
             format!("--log-file={}", at("munge.log")),
             format!("--seed-file={}", at("munge.seed")),
         ];
-        let munged = daemon(DAEMONS[0], &options);
+        let munged = daemon(cluster, &folder, DAEMONS[0], &options);
         process::eventually(SOON, "munged", || folder.join("munge").exists());
-        let controller = daemon(DAEMONS[1], &["-D".to_owned()]);
-        let name = |number: usize| format!("v{number}");
-        let node = |number: usize| (name(number), daemon(DAEMONS[2], &["-D".to_owned(), "-N".to_owned(), name(number)]));
-        let slurm =
-            Slurm { nodes: (1..=nodes).map(node).collect(), folder: folder.clone(), _controller: controller, _munged: munged };
-        let idle = || {
-            slurm
-                .command(cluster, "sinfo", &["-h", "-N", "-o", "%T"])
-                .run()
-                .stdout()
-                .lines()
-                .filter(|state| *state == "idle")
-                .count()
-        };
-        process::eventually(SOON, "all nodes to be idle", || idle() == nodes);
+        let controller = daemon(cluster, &folder, DAEMONS[1], &["-D".to_owned()]);
+        let mut slurm =
+            Slurm { count: nodes, nodes: Vec::new(), folder: folder.clone(), _controller: controller, _munged: munged };
+        (1..=nodes).for_each(|number| slurm.start_node(cluster, &format!("v{number}")));
+        slurm.wait_idle(cluster);
         slurm
+    }
+
+    fn start_node(&mut self, cluster: &Cluster, name: &str) {
+        let slurmd = daemon(cluster, &self.folder, DAEMONS[2], &["-D", "-N", name].map(str::to_owned));
+        self.nodes.push((name.to_owned(), slurmd));
+    }
+
+    /// Waits until all nodes are idle.
+    ///
+    /// # Panics
+    /// If they are not in time.
+    pub fn wait_idle(&self, cluster: &Cluster) {
+        let states = || self.command(cluster, "sinfo", &["-h", "-N", "-o", "%T"]).run().stdout();
+        let idle = || states().lines().filter(|state| *state == "idle").count();
+        process::eventually(SOON, "all nodes to be idle", || idle() == self.count);
+    }
+
+    /// Nodes that were killed come back, as after a repair that has lost their disks.
+    ///
+    /// # Panics
+    /// If Slurm does not take them.
+    pub fn revive(&mut self, cluster: &Cluster) {
+        for name in (1..=self.count).map(|number| format!("v{number}")) {
+            if self.nodes.iter().any(|(living, _)| *living == name) {
+                continue;
+            }
+            _ = fs::remove_dir_all(self.folder.join(format!("spool.{name}")));
+            self.start_node(cluster, &name);
+            let node = format!("nodename={name}");
+            self.command(cluster, "scontrol", &["update", &node, "state=resume"]).run().expect(0);
+        }
     }
 
     /// A command of Slurm.
@@ -160,6 +182,10 @@ impl Slurm {
         let down = format!("nodename={node}");
         self.command(cluster, "scontrol", &["update", &down, "state=down", "reason=test"]).run().expect(0);
     }
+}
+
+fn daemon(cluster: &Cluster, folder: &Path, path: &str, args: &[String]) -> Running {
+    invocation(cluster, folder, path).args(args).start()
 }
 
 fn invocation(cluster: &Cluster, folder: &Path, program: &str) -> Invocation {

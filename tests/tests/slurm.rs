@@ -5,17 +5,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, program};
-use radic_tests::library::{Library, MPICH};
-use radic_tests::process;
-use radic_tests::random::Random;
-use radic_tests::recovery::any_library;
+use radic_tests::library::MPICH;
 use radic_tests::slurm::{self, Slurm};
-use radic_wire::event::{Event, EventName};
-use rustix::process::Signal;
 
 const SOON: Duration = Duration::from_secs(30);
-/// Time for Slurm to end a job after its script.
-const ENDED: Duration = Duration::from_secs(5);
 /// Time for one piece of a job.
 const LONG: Duration = Duration::from_secs(120);
 
@@ -28,16 +21,6 @@ fn setup() -> Option<(Cluster, Slurm)> {
     let cluster = Cluster::empty(Kind::Logical);
     let slurm = Slurm::start(&cluster, 5);
     Some((cluster, slurm))
-}
-
-fn jacobi(library: &Library) -> String {
-    format!("{} --size 400 --iterations 3000 --progress 100 --alone 0", library.program("jacobi"))
-}
-
-/// Waits for an event about rank 1 at a node, after the script has started its cluster.
-fn expect_rank1(cluster: &Cluster, node: &str, name: EventName) {
-    let rank1 = |event: &Event| event.event == name && event.rank.is_some_and(|rank| rank.0 == 1);
-    cluster.events_at(node).expect(name.as_str(), SOON, rank1);
 }
 
 #[test]
@@ -124,110 +107,6 @@ fn an_allocation_without_a_script_is_used_from_outside() {
     inside(&["cluster", "stop"]).run().expect(0);
     assert!(!cluster.dir().join("hosts.json").exists());
     slurm.command(&cluster, "scancel", &["1"]).run().expect(0);
-}
-
-/// How often each death is tried: `RADIC_REPEAT`, else once. Each time the library is another one, perhaps.
-fn repeats() -> usize {
-    std::env::var("RADIC_REPEAT").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
-}
-
-/// What dies while the job runs.
-#[derive(Debug, Clone, Copy)]
-enum Dies {
-    /// A node with ranks: all that is in it.
-    Node,
-    /// The protector of such a node.
-    Daemon,
-    /// The srun that has started all nodes.
-    Srun,
-}
-
-/// The job goes on, the script comes to its end, and Slurm ends the allocation then.
-fn goes_on(library: &Library, dies: Dies) {
-    let Some((cluster, mut slurm)) = setup() else { return };
-    let what = format!("{}: {dies:?}", library.name);
-    let path = library.library_path().map_or_else(String::new, |path| format!("export LD_LIBRARY_PATH={}\n", path.display()));
-    let script = format!(
-        "{path}radic cluster start --slurm --spares 1 && echo started\nradic run -n 4 --ckpt-interval 0.5 -- {}\necho code $?\n\
-         radic cluster stop\necho over\n",
-        jacobi(library)
-    );
-    let job = slurm.submit(&cluster, "--no-kill", &["-N5"], &script);
-    slurm.until(&job, "started\n", SOON);
-    process::eventually(SOON, "the job to run", || cluster.status().jobs.iter().any(|job| job.outcome.is_none()));
-    expect_rank1(&cluster, "v1", EventName::Checkpoint);
-    let placed = cluster.status();
-    let victim =
-        placed.nodes.iter().find(|node| !node.ranks.is_empty() && node.name.as_str() != "v1").expect("a node with ranks");
-    match dies {
-        Dies::Node => slurm.kill(&cluster, victim.name.as_str()),
-        Dies::Daemon => cluster.kill(victim.name.as_str()),
-        Dies::Srun => {
-            // Alone: what would end the step after it is not there any more.
-            let marked = process::marked(cluster.dir());
-            let sruns = marked.iter().filter(|process| process::command_line(process.pid()).contains("srun --job-name=radic"));
-            assert_eq!(sruns.map(|srun| srun.signal(Signal::KILL)).count(), 1, "{what}: there is an srun, and no child of it");
-        }
-    }
-    let said = slurm.until(&job, "over\n", LONG);
-    let over = Instant::now();
-    assert!(said.contains("code 0\n") && said.contains("iteration 3000"), "{what}: {said}");
-    // Not killed, nor queued again.
-    process::eventually(ENDED, "the script to have ended well", || slurm.state(&cluster, &job).starts_with("COMPLET"));
-    println!("{what}: the allocation has ended {:?} after the script", over.elapsed());
-}
-
-fn again_and_again(dies: Dies) {
-    let mut random = Random::from_environment();
-    (0..repeats()).for_each(|_| goes_on(any_library(&mut random), dies));
-}
-
-#[test]
-fn a_node_is_lost_and_the_script_goes_on() {
-    again_and_again(Dies::Node);
-}
-
-#[test]
-fn a_protector_is_killed_and_the_script_goes_on() {
-    again_and_again(Dies::Daemon);
-}
-
-#[test]
-fn the_srun_of_the_nodes_is_killed_and_the_script_goes_on() {
-    again_and_again(Dies::Srun);
-}
-
-#[test]
-fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
-    let Some((cluster, mut slurm)) = setup() else { return };
-    let script = format!(
-        "radic cluster start --slurm --spares 1 && echo started\nradic run -n 4 --ckpt-interval 0.5 -- {}\necho never\n",
-        jacobi(&MPICH)
-    );
-    let job = slurm.submit(&cluster, "--no-kill", &["-N5"], &script);
-    slurm.until(&job, "started\n", SOON);
-    process::eventually(SOON, "the job to run", || cluster.status().jobs.iter().any(|job| job.outcome.is_none()));
-    expect_rank1(&cluster, "v1", EventName::Checkpoint);
-    let id = cluster.status().jobs[0].job.to_string();
-    slurm.kill(&cluster, "v1");
-    assert_eq!(slurm.state(&cluster, &job), "RUNNING", "the allocation stays");
-    // Until another node has taken the place of its home it may be that no node knows of it.
-    process::eventually(SOON, "the job to go on", || cluster.status_at("v2").jobs.iter().any(|job| job.outcome.is_none()));
-    let shown = cluster.radic(["attach", &id]).limit(SOON).run().expect(0);
-    assert!(shown.stdout().contains("iteration 3000"), "{shown}");
-    let over = Instant::now();
-    let mut states: Vec<(String, Duration)> = Vec::new();
-    process::eventually(SOON, "the allocation to end", || {
-        let state = slurm.state(&cluster, &job);
-        if states.last().is_none_or(|(last, _)| *last != state) {
-            states.push((state.clone(), over.elapsed()));
-        }
-        state.starts_with("CANCELLED")
-    });
-    println!("the allocation's states after the job's end: {states:?}");
-    // Its nodes are told to end; that they have ended is the last state.
-    assert!(states.iter().any(|(state, at)| state != "RUNNING" && *at < ENDED), "{states:?}");
-    assert!(!slurm.said(&job).contains("never"), "{}", slurm.said(&job));
 }
 
 /// The script of packaging/slurm, as a user would submit it. The end of the time is not waited for: the signal that Slurm would send before it is sent.
