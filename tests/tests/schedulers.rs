@@ -10,8 +10,12 @@ use std::time::Duration;
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::command::Invocation;
 use radic_tests::process;
+use radic_wire::event::EventName;
 
-/// A batch system, its variables, of which `FILE` names the file, and the file.
+/// Time for what takes far less.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A batch system, its variables, of which `FILE` names the file, and the file. Each has asked for four ranks.
 type Job = (&'static str, &'static [(&'static str, &'static str)], &'static str);
 
 /// What each batch system says of a job. All name the same nodes.
@@ -19,24 +23,33 @@ const JOBS: [Job; 4] = [
     ("pbs", &[("PBS_JOBID", "7.s"), ("PBS_NODEFILE", "FILE")], "127.0.0.2\n127.0.0.2\n127.0.0.3\n127.0.0.4\n"),
     (
         "gridengine",
-        &[("JOB_ID", "7"), ("PE_HOSTFILE", "FILE")],
+        &[("JOB_ID", "7"), ("PE_HOSTFILE", "FILE"), ("NSLOTS", "4")],
         "127.0.0.2 2 all.q@a UNDEFINED\n127.0.0.3 1 all.q@b <NULL>\n127.0.0.4 1 all.q@c UNDEFINED\n",
     ),
-    ("lsf", &[("LSB_JOBID", "7"), ("LSB_DJOB_HOSTFILE", "FILE")], "127.0.0.2\n127.0.0.2\n127.0.0.3\n127.0.0.4\n"),
-    ("lsf", &[("LSB_JOBID", "7"), ("LSB_MCPU_HOSTS", "127.0.0.2 2 127.0.0.3 1 127.0.0.4 1")], ""),
+    (
+        "lsf",
+        &[("LSB_JOBID", "7"), ("LSB_DJOB_HOSTFILE", "FILE"), ("LSB_DJOB_NUMPROC", "4")],
+        "127.0.0.2\n127.0.0.2\n127.0.0.3\n127.0.0.4\n",
+    ),
+    ("lsf", &[("LSB_JOBID", "7"), ("LSB_MCPU_HOSTS", "127.0.0.2 2 127.0.0.3 1 127.0.0.4 1"), ("LSB_DJOB_NUMPROC", "4")], ""),
 ];
 
-/// A remote shell that runs everything here.
-fn shell(cluster: &Cluster) -> PathBuf {
-    let path = cluster.dir().join("shell");
-    fs::write(&path, "#!/bin/sh\nshift\nexec sh -c \"$1\"\n").expect("a new file");
+/// A script for a shell, in the cluster's folder.
+fn command(cluster: &Cluster, name: &str, script: &str) -> PathBuf {
+    let path = cluster.dir().join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a new file");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("a file of ours");
     path
 }
 
+/// A remote shell that runs everything here.
+fn shell(cluster: &Cluster) -> PathBuf {
+    command(cluster, "shell", "shift\nexec sh -c \"$1\"")
+}
+
 /// A command in a job. A test may run in one itself.
 fn within(invocation: Invocation, variables: &[(&str, &str)], file: &str) -> Invocation {
-    let all = JOBS.iter().flat_map(|(_, variables, _)| variables.iter().map(|(name, _)| *name));
+    let all = JOBS.iter().flat_map(|(_, variables, _)| variables.iter().map(|(name, _)| *name)).chain(["SLURM_NTASKS"]);
     let clean = all.fold(invocation, |invocation, name| invocation.env_remove(name));
     variables.iter().fold(clean, |invocation, (name, value)| invocation.env(name, value.replace("FILE", file)))
 }
@@ -55,12 +68,52 @@ fn a_job_s_nodes_become_a_cluster_and_ranks_see_nothing_of_the_script_s_node() {
         for expected in [("127.0.0.2", 2), ("127.0.0.3", 1), ("127.0.0.4", 1)] {
             assert!(slots.contains(&(expected.0.to_owned(), expected.1)), "{system}: {slots:?}");
         }
-        let shown = radic(&["run", "-n", "2", "--protect", "none", "--mpi", "mpich", "--", "env"]).run().expect(0).stdout();
+        let shown = radic(&["run", "--protect", "none", "--mpi", "mpich", "--", "env"]).run().expect(0).stdout();
         let job = variables[0].0;
-        assert_eq!(shown.lines().filter(|line| line.starts_with(&format!("{job}="))).count(), 2, "{system}: {shown}");
+        assert_eq!(shown.lines().filter(|line| line.starts_with(&format!("{job}="))).count(), 4, "{system}: {shown}");
         assert!(!shown.contains(&file), "{system}: {shown}");
         radic(&["cluster", "stop"]).run().expect(0);
         process::wait_none(cluster.dir(), &[], Duration::from_secs(5)).expect("nothing of it runs any more");
+    }
+}
+
+/// What cancels a job notes what it is told. The host of the script must be one of the list: the others are only names here, and all nodes have one address.
+#[test]
+fn when_the_script_s_node_is_lost_the_job_of_the_batch_system_ends_with_the_program() {
+    for ((system, variables, _), cancelled) in JOBS.iter().zip(["qdel 7.s", "qdel 7", "bkill 7"]) {
+        let cluster = Cluster::empty(Kind::Logical);
+        let (file, noted, goal) = (cluster.dir().join("nodefile"), cluster.dir().join("noted"), cluster.dir().join("goal"));
+        let here = nix::unistd::gethostname().expect("this host has a name").to_string_lossy().into_owned();
+        let words = if *system == "gridengine" { " 1 all.q UNDEFINED" } else { "" };
+        fs::write(&file, [&*here, "n2", "n3", "n4"].map(|host| format!("{host}{words}\n")).concat()).expect("a new file");
+        for name in ["qdel", "bkill"] {
+            command(&cluster, name, &format!("echo {name} \"$@\" >>{}", noted.display()));
+        }
+        let path = format!("{}:{}", cluster.dir().display(), std::env::var("PATH").unwrap_or_default());
+        let file = file.display().to_string();
+        let radic = |args: &[&str]| within(cluster.radic(args), variables, &file).env("PATH", &path);
+        let shell = shell(&cluster).display().to_string();
+        let start = ["cluster", "start", "--scheduler", system, "--rsh", &shell, "--control-network", "127.0.0.0/8"];
+        radic(&start).run().expect(0);
+        let script = format!("while [ ! -e {} ]; do sleep 0.05; done", goal.display());
+        let job = radic(&["run", "--nodes", "n2,n3", "--protect", "none", "--", "sh", "-c", &script]).start();
+        process::eventually(SOON, "the job to run", || cluster.status().jobs.iter().any(|job| job.outcome.is_none()));
+        let mut events = cluster.events_at("n2");
+        let first = cluster.status().nodes[0].name.to_string();
+        cluster.kill(&first);
+        events.expect("the loss to be known", SOON, |event| event.event == EventName::Confirm);
+        assert!(!noted.exists(), "{system}: a program runs still");
+        fs::write(&goal, "").expect("a new file");
+        process::eventually(SOON, "the job to be cancelled", || {
+            fs::read_to_string(&noted).is_ok_and(|text| text.ends_with('\n'))
+        });
+        assert_eq!(fs::read_to_string(&noted).expect("it is there").trim_end(), cancelled, "{system}");
+        drop(job);
+        // Nothing else would end nodes that their batch system does not know of.
+        if *system != "pbs" {
+            radic(&["cluster", "stop"]).run().expect(0);
+        }
+        process::wait_none(cluster.dir(), &[], SOON).expect("nothing of it runs any more");
     }
 }
 

@@ -94,7 +94,7 @@ fn an_allocation_without_a_script_is_used_from_outside() {
     inside(&["cluster", "start", "--slurm", "--when-over", "true"])
         .run()
         .expect(125)
-        .expect_stderr(&["--when-over", "no node of job 1"]);
+        .expect_stderr(&["--when-over", "no node of the job"]);
     let started = inside(&["cluster", "start", "--slurm"]).run().expect(0);
     assert!(started.stdout().contains("cluster of 3 nodes"), "{started}");
     assert_eq!(inside(&["run", "-n", "3", "--", "sh", "-c", "echo $RADIC_NODE"]).run().expect(0).stdout().lines().count(), 3);

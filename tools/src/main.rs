@@ -268,6 +268,9 @@ enum ClusterCommand {
         What is said is private to one release."
     )]
     Agent(launch::agent::AgentArgs),
+    /// See to the end of a batch job whose script is lost, for one node, as its agent says it
+    #[command(hide = true, after_help = "Example:\n  radic cluster watch --name n2 --lost n1 --dir DIR -- 'qdel 7'")]
+    Watch(launch::watch::WatchArgs),
     /// End the cluster and every job on it
     #[command(
         after_help = "Example:\n  radic cluster stop\n\nA cluster that was started on other hosts from here is ended on each of them, by the same \
@@ -381,6 +384,7 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
             cluster::show_started(&cluster, &launched, format.json)?;
         }
         ClusterCommand::Agent(args) => return launch::agent::run(&args),
+        ClusterCommand::Watch(args) => return launch::watch::run_alone(args),
         ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
             if let Some(name) = only {

@@ -25,7 +25,7 @@ use crate::show::{print, print_json, report};
 use crate::suspend::content::{self, Saved, Source};
 use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
 use crate::suspend::resume::Resume;
-use crate::{doctor, mpi, session};
+use crate::{doctor, launch, mpi, session};
 
 /// Flags of `radic run`.
 #[derive(Args)]
@@ -40,7 +40,7 @@ use crate::{doctor, mpi, session};
     hosted ranks that were not protected, or could not be brought back; 114 if the job was suspended; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
 )]
 pub(crate) struct RunArgs {
-    /// How many ranks [default: SLURM_NTASKS in an allocation of Slurm]
+    /// How many ranks [default: in a job of a batch system as many as it was asked for: SLURM_NTASKS, lines of PBS_NODEFILE, NSLOTS, LSB_DJOB_NUMPROC]
     #[arg(short, long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(radic_wire::limits::RANKS)))]
     n: Option<u32>,
     /// On so many nodes only: the first ones, as `radic nodes` shows them, without spares
@@ -221,7 +221,6 @@ struct Size {
 
 /// What the flags, or else the allocation around this command, say.
 fn size(cluster: &Cluster, args: &RunArgs) -> Result<Size> {
-    let tasks = env::var("SLURM_NTASKS").ok().filter(|tasks| !tasks.is_empty());
     let needed = args.node_count.is_some() || args.ntasks_per_node.is_some();
     let members = match &args.nodes[..] {
         [] if needed => match cluster.ask(&Request::Status, client::ANSWER)? {
@@ -230,7 +229,11 @@ fn size(cluster: &Cluster, args: &RunArgs) -> Result<Size> {
         },
         named => named.to_vec(),
     };
-    work_out(args.n, args.node_count, args.ntasks_per_node, members, tasks.as_deref())
+    // What the flags say need not be looked for.
+    let asked = if args.n.or(args.ntasks_per_node).is_none() { launch::tasks() } else { None };
+    let tasks = asked.map(|(source, tasks)| tasks.with_context(|| format!("{source}: say -n")).map(|tasks| (source, tasks)));
+    let tasks = tasks.transpose()?;
+    work_out(args.n, args.node_count, args.ntasks_per_node, members, tasks.as_ref().map(|(source, tasks)| (*source, &**tasks)))
 }
 
 /// The nodes that host ranks now, in the order in which ranks go to them.
@@ -245,7 +248,7 @@ fn work_out(
     count: Option<u32>,
     each: Option<u32>,
     mut nodes: Vec<NodeName>,
-    tasks: Option<&str>,
+    tasks: Option<(&str, &str)>,
 ) -> Result<Size> {
     if let Some(count) = count {
         ensure!(
@@ -262,12 +265,11 @@ fn work_out(
         }
         (Some(n), _, _) => n,
         (None, Some(room), _) => room,
-        (None, None, Some(tasks)) => {
-            tasks.parse().ok().with_context(|| format!("SLURM_NTASKS is {tasks:?}, which is no number: say -n"))?
+        (None, None, Some((source, tasks))) => {
+            tasks.parse().ok().with_context(|| format!("{source} is {tasks:?}, which is no number: say -n"))?
         }
         (None, None, None) => {
-            let what =
-                "how many ranks? Say -n N, or --ntasks-per-node K; in an allocation of Slurm, sbatch --ntasks=N says it, too";
+            let what = "how many ranks? Say -n N, or --ntasks-per-node K; in a script of sbatch, qsub or bsub the number of its tasks or slots counts";
             return Err(Usage(what).into());
         }
     };
@@ -436,9 +438,11 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_ranks_is_what_the_flags_say_and_else_what_slurm_says() {
+    fn the_number_of_ranks_is_what_the_flags_say_and_else_what_the_batch_system_says() {
         let nodes = || ["a", "b", "c"].map(|name| name.parse().unwrap()).to_vec();
-        let size = |n, count, each, tasks| work_out(n, count, each, nodes(), tasks).map(|size| (size.ranks, size.nodes.len()));
+        let size = |n, count, each, tasks: Option<&str>| {
+            work_out(n, count, each, nodes(), tasks.map(|tasks| ("NSLOTS", tasks))).map(|size| (size.ranks, size.nodes.len()))
+        };
         assert_eq!(size(Some(5), None, None, Some("8")).unwrap(), (5, 3));
         assert_eq!(size(None, None, None, Some("8")).unwrap(), (8, 3));
         assert_eq!(size(None, Some(2), None, Some("8")).unwrap(), (8, 2));
@@ -447,7 +451,7 @@ mod tests {
         assert_eq!(size(Some(3), Some(2), Some(2), None).unwrap(), (3, 2));
         for (wrong, part) in [
             (size(None, None, None, None), "how many ranks"),
-            (size(None, None, None, Some("x")), "SLURM_NTASKS"),
+            (size(None, None, None, Some("x")), "NSLOTS"),
             (size(Some(1), Some(4), None, None), "-N 4"),
             (size(Some(5), Some(2), Some(2), None), "take 4 ranks"),
         ] {

@@ -121,7 +121,11 @@ impl Agent {
             let _ = child.wait();
             return Err(error);
         }
-        if self.stays { self.stay(cluster, child, order.watch, sender) } else { Ok(0) }
+        match order.watch {
+            watch if self.stays => self.stay(cluster, child, watch, sender),
+            Some(watch) => watch::start_alone(&cluster, &self.name, &watch).map(|()| 0),
+            None => Ok(0),
+        }
     }
 
     /// Waits for the end of the protector. The result is its exit code.

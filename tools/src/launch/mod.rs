@@ -36,7 +36,7 @@ use crate::show::report;
 
 use self::hosts::Host;
 use self::plan::Planned;
-use self::protocol::Order;
+use self::protocol::{Order, Watch};
 use self::record::Record;
 use self::scheduler::Scheduler;
 
@@ -52,9 +52,9 @@ pub(crate) struct LaunchArgs {
     /// Start one node on each node of this job of a batch system
     #[arg(long, value_name = "SYSTEM", conflicts_with_all = ["nodes", "hosts", "slurm"])]
     pub(crate) scheduler: Option<Scheduler>,
-    /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel of
-    /// this job]
-    #[arg(long, value_name = "CMD", requires = "slurm")]
+    /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel, qdel or bkill
+    /// of this job]
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "hosts"])]
     pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:
     /// never ask for a password, and ConnectTimeout [default: ssh; in Grid Engine `qrsh -inherit`, in LSF blaunch]
@@ -95,7 +95,7 @@ impl LaunchArgs {
 /// If no node could be started, or nothing can be started from here. Hosts that fail are told on standard error and in the result.
 pub(crate) fn start_hosts(cluster: &Cluster, text: &str, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
     let planned = assign_roles(hosts::read(text)?, options)?;
-    let way = Way { shell: words(args.rsh.as_deref().unwrap_or("ssh")), here: None, stays: false };
+    let way = Way { shell: words(args.rsh.as_deref().unwrap_or("ssh")), here: None, stays: false, watch: None };
     start_on(cluster, &planned, &way, false, args, options)
 }
 
@@ -115,7 +115,8 @@ pub(crate) fn start_batch(
     let own = nix::unistd::gethostname().context("cannot read the host's name")?;
     let is_here = |planned: &&Planned| scheduler::is_host(&planned.host.target, &own.to_string_lossy());
     let here = planned.iter().find(is_here).map(|planned| planned.host.name.clone());
-    let way = Way { shell: words(args.rsh.as_deref().unwrap_or(job.shell)), here, stays: job.stays };
+    let watch = watch_for(here.clone(), &job.cancel, !job.stays, args)?;
+    let way = Way { shell: words(args.rsh.as_deref().unwrap_or(job.shell)), here, stays: job.stays, watch };
     start_on(cluster, &planned, &way, true, args, options)
 }
 
@@ -127,6 +128,24 @@ pub(crate) struct Way {
     here: Option<NodeName>,
     /// Whether remote shells are to stay as long as the nodes.
     stays: bool,
+    /// What the nodes are to look for.
+    watch: Option<Watch>,
+}
+
+/// What the nodes are to do when that of the script, `here`, is lost and its programs have ended. `ends`: they end themselves, too.
+///
+/// # Errors
+/// If a command is given, and this is no node of the job.
+fn watch_for(here: Option<NodeName>, default: &str, ends: bool, args: &LaunchArgs) -> Result<Option<Watch>> {
+    let Some(node) = here else {
+        ensure!(
+            args.when_over.is_none(),
+            "--when-over: this host is no node of the job: its nodes could not see when the script is gone"
+        );
+        return Ok(None);
+    };
+    let command = args.when_over.clone().unwrap_or_else(|| default.to_owned());
+    Ok((!command.trim().is_empty()).then_some(Watch { node, command, ends }))
 }
 
 fn start_on(
@@ -139,7 +158,7 @@ fn start_on(
 ) -> Result<Launched> {
     let prefix = prefix(args)?;
     cluster::prepared(cluster, || {
-        let order = order(cluster, args, options, planned)?;
+        let order = Order { watch: way.watch.clone(), ..order(cluster, args, options, planned)? };
         let launcher = ssh::Launcher::new(args, cluster, way, &prefix, &order)?;
         launcher.run(planned.to_vec(), |launched| {
             Record::new(way.shell.clone(), batch, prefix.clone(), planned, launched).write(cluster)
@@ -159,6 +178,12 @@ fn variable(name: &str) -> Option<String> {
 /// The folder of a cluster in the job of a batch system around this process, if no other is named.
 pub(crate) fn default_dir() -> Option<PathBuf> {
     slurm::default_dir().or_else(Scheduler::any_default_dir)
+}
+
+/// How many ranks the job of a batch system around this process was asked to have, and the variable that says so.
+pub(crate) fn tasks() -> Option<(&'static str, Result<String>)> {
+    let slurm = variable(slurm::TASKS).map(|tasks| (slurm::TASKS, Ok(tasks)));
+    slurm.or_else(Scheduler::any_tasks)
 }
 
 /// How much of what a command complains about is looked at, in bytes.

@@ -36,7 +36,7 @@ pub(crate) struct Order {
     pub(crate) http: Option<SocketAddr>,
     /// What each node is to be; an agent looks for its own.
     pub(crate) nodes: Vec<Assignment>,
-    /// What nodes that stay with their agents are to look for.
+    /// What nodes are to look for.
     pub(crate) watch: Option<Watch>,
 }
 
@@ -47,6 +47,8 @@ pub(crate) struct Watch {
     pub(crate) node: NodeName,
     /// For a shell.
     pub(crate) command: String,
+    /// The cluster is ended, too: the batch system does not know of its nodes.
+    pub(crate) ends: bool,
 }
 
 /// What a node is to be.

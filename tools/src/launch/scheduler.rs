@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
+use crate::cluster::quoted;
+
 use super::hosts::{self, Host};
 
 /// A batch system.
@@ -30,6 +32,15 @@ enum List {
     Pairs(&'static str),
 }
 
+/// Where the number of ranks stands that the user has asked for.
+#[derive(Debug, Clone, Copy)]
+enum Tasks {
+    /// In this variable.
+    Number(&'static str),
+    /// The file that this variable names has a line for each.
+    Lines(&'static str),
+}
+
 /// What is known of a batch system.
 struct Row {
     name: &'static str,
@@ -41,19 +52,32 @@ struct Row {
     shell: &'static str,
     /// Whether the batch system ends what this has started when this itself ends.
     stays: bool,
+    tasks: Tasks,
     /// What submits a script.
     submit: &'static str,
+    /// What ends a job; its number is added.
+    cancel: &'static str,
 }
 
-const PBS: Row =
-    Row { name: "PBS", job: "PBS_JOBID", lists: &[List::File("PBS_NODEFILE")], shell: "ssh", stays: false, submit: "qsub" };
+const PBS: Row = Row {
+    name: "PBS",
+    job: "PBS_JOBID",
+    lists: &[List::File("PBS_NODEFILE")],
+    shell: "ssh",
+    stays: false,
+    tasks: Tasks::Lines("PBS_NODEFILE"),
+    submit: "qsub",
+    cancel: "qdel",
+};
 const GRID_ENGINE: Row = Row {
     name: "Grid Engine",
     job: "JOB_ID",
     lists: &[List::File("PE_HOSTFILE")],
     shell: "qrsh -inherit",
     stays: true,
+    tasks: Tasks::Number("NSLOTS"),
     submit: "qsub -pe ENVIRONMENT SLOTS",
+    cancel: "qdel",
 };
 const LSF: Row = Row {
     name: "LSF",
@@ -61,7 +85,9 @@ const LSF: Row = Row {
     lists: &[List::File("LSB_DJOB_HOSTFILE"), List::Pairs("LSB_MCPU_HOSTS")],
     shell: "blaunch",
     stays: true,
+    tasks: Tasks::Number("LSB_DJOB_NUMPROC"),
     submit: "bsub",
+    cancel: "bkill",
 };
 
 /// The nodes of a job, and how to get there.
@@ -70,6 +96,8 @@ pub(crate) struct Allocation {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shell: &'static str,
     pub(crate) stays: bool,
+    /// The command that ends the job.
+    pub(crate) cancel: String,
 }
 
 impl Scheduler {
@@ -91,19 +119,32 @@ impl Scheduler {
             let variables: Vec<&str> = row.lists.iter().map(|list| list.variable()).collect();
             format!("no job of {}: {} is not set; run this in a script of `{}`", row.name, variables.join(" or "), row.submit)
         };
-        ensure!(
-            variable(row.job).is_some(),
-            "no job of {}: {} is not set; run this in a script of `{}`",
-            row.name,
-            row.job,
-            row.submit
-        );
+        let job = variable(row.job).with_context(|| {
+            format!("no job of {}: {} is not set; run this in a script of `{}`", row.name, row.job, row.submit)
+        })?;
         let found = row.lists.iter().find_map(|list| Some((list, variable(list.variable())?)));
         let (list, value) = found.with_context(outside)?;
         let mut hosts = list.hosts(&value)?;
         // A batch system names a host once for each of its slots.
         hosts.iter_mut().for_each(|host| host.slots = host.slots.or(Some(1)));
-        Ok(Allocation { hosts, shell: row.shell, stays: row.stays })
+        Ok(Allocation { hosts, shell: row.shell, stays: row.stays, cancel: format!("{} {}", row.cancel, quoted(&job)) })
+    }
+
+    /// How many ranks the job around this process was asked to have, and what says so.
+    fn tasks(self, variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, Result<String>)> {
+        let row = self.row();
+        // One of the two alone may be anything.
+        variable(row.job)?;
+        row.lists.iter().find_map(|list| variable(list.variable()))?;
+        match row.tasks {
+            Tasks::Number(name) => Some((name, Ok(variable(name)?))),
+            Tasks::Lines(name) => Some((name, count_lines(&variable(name)?))),
+        }
+    }
+
+    /// The same, whichever system the job is of.
+    pub(crate) fn any_tasks() -> Option<(&'static str, Result<String>)> {
+        Scheduler::value_variants().iter().find_map(|scheduler| scheduler.tasks(super::variable))
     }
 
     /// The folder of a cluster in the job around this process.
@@ -120,6 +161,11 @@ impl Scheduler {
     pub(crate) fn any_default_dir() -> Option<PathBuf> {
         Scheduler::value_variants().iter().find_map(|scheduler| scheduler.default_dir(super::variable))
     }
+}
+
+fn count_lines(path: &str) -> Result<String> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    Ok(text.lines().filter(|line| !line.trim().is_empty()).count().to_string())
 }
 
 impl List {
@@ -193,6 +239,32 @@ mod tests {
             let error = format!("{:#}", read(scheduler, variables, "\n").unwrap_err());
             assert!(parts.iter().all(|part| error.contains(part)), "{scheduler:?}: {error}");
         }
+    }
+
+    #[test]
+    fn the_number_of_ranks_and_the_end_of_the_job_are_those_of_its_batch_system() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"a\na\nb\n\n").unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        let pbs = [("PBS_JOBID", "7[3].s"), ("PBS_NODEFILE", &path)];
+        let grid = [("JOB_ID", "7"), ("PE_HOSTFILE", &path), ("NSLOTS", "8")];
+        let lsf = [("LSB_JOBID", "7"), ("LSB_DJOB_HOSTFILE", &path), ("LSB_DJOB_NUMPROC", "6")];
+        let find = |variables: &[(&str, &str)], name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        for (scheduler, variables, name, tasks, cancel) in [
+            (Scheduler::Pbs, &pbs[..], "PBS_NODEFILE", "3", "qdel '7[3].s'"),
+            (Scheduler::Gridengine, &grid, "NSLOTS", "8", "qdel 7"),
+            (Scheduler::Lsf, &lsf, "LSB_DJOB_NUMPROC", "6", "bkill 7"),
+        ] {
+            let (source, count) = scheduler.tasks(|name| find(variables, name)).unwrap();
+            assert_eq!((source, &*count.unwrap()), (name, tasks));
+            assert_eq!(scheduler.allocation(|name| find(variables, name)).unwrap().cancel, cancel);
+        }
+        assert!(Scheduler::Gridengine.tasks(|name| find(&[("NSLOTS", "8")], name)).is_none(), "no job");
+        let lost = [("PBS_JOBID", "7"), ("PBS_NODEFILE", "/no/such/file")];
+        let (_, count) = Scheduler::Pbs.tasks(|name| find(&lost, name)).unwrap();
+        assert!(format!("{:#}", count.unwrap_err()).contains("/no/such/file"));
     }
 
     #[test]

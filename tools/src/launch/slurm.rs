@@ -25,18 +25,20 @@ use crate::show::report;
 
 use super::hosts::Host;
 use super::plan::{Action, Plan};
-use super::protocol::{self, Go, LINE, Said, Watch, What};
+use super::protocol::{self, Go, LINE, Said, What};
 use super::record::Record;
 use super::ssh::block_on;
-use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable};
+use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable, watch_for};
 
+/// How many ranks the user has asked for.
+pub(crate) const TASKS: &str = "SLURM_NTASKS";
 /// Time for a step to begin on all its nodes.
 const BEGIN: Duration = Duration::from_secs(60);
 /// Time for the last words of agents, and for a step to end.
 const END: Duration = Duration::from_secs(10);
 /// What srun takes from its environment, and would apply to our step: what the user has asked for is meant for his program.
 const FOR_OTHERS: &[&str] = &[
-    "SLURM_NTASKS",
+    TASKS,
     "SLURM_NPROCS",
     "SLURM_NTASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE",
@@ -242,7 +244,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     let mut planned = assign_roles(allocation.nodes.iter().map(host).collect(), options)?;
     planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
     let prefix = prefix(args)?;
-    let watch = watch(&allocation, args)?;
+    let watch = watch_for(here(&allocation), &format!("scancel {}", allocation.job), false, args)?;
     cluster::prepared(cluster, || {
         let mut order = order(cluster, args, options, &planned)?;
         order.watch = watch;
@@ -266,22 +268,10 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     })
 }
 
-/// What the nodes are to do when the node of this script is lost, and its programs have ended.
-fn watch(allocation: &Allocation, args: &LaunchArgs) -> Result<Option<Watch>> {
-    let here = variable("SLURMD_NODENAME");
-    let node =
-        here.and_then(|name| allocation.nodes.iter().find(|node| node.name.as_str() == name)).map(|node| node.name.clone());
-    match (node, &args.when_over) {
-        (Some(node), command) => {
-            let command = command.clone().unwrap_or_else(|| format!("scancel {}", allocation.job));
-            Ok((!command.trim().is_empty()).then_some(Watch { node, command }))
-        }
-        (None, None) => Ok(None),
-        (None, Some(_)) => bail!(
-            "--when-over: this is no node of job {} (SLURMD_NODENAME is not set): the nodes could not see when its script is gone",
-            allocation.job
-        ),
-    }
+/// The node of this script, if it is one of the allocation.
+fn here(allocation: &Allocation) -> Option<NodeName> {
+    let name = variable("SLURMD_NODENAME")?;
+    allocation.nodes.iter().find(|node| node.name.as_str() == name).map(|node| node.name.clone())
 }
 
 /// The step that is to be all nodes. It leads a session of its own: it is to stay when this terminal goes.

@@ -1,12 +1,17 @@
 //! What remains to be done when the node of a batch script is lost: the job goes on, but nothing ends its allocation after it.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
+use clap::Args;
+use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
 
 use crate::client::{self, Cluster};
+use crate::cluster;
 use crate::show::report;
 
 use super::protocol::Watch;
@@ -20,6 +25,48 @@ const ENDED: Duration = Duration::from_secs(1);
 const UNKNOWN: Duration = Duration::from_secs(10);
 /// Time that each node leaves to the one before it to run the command.
 const TURN: Duration = Duration::from_secs(10);
+
+/// Flags of `radic cluster watch`.
+#[derive(Args)]
+pub(crate) struct WatchArgs {
+    /// The node that looks
+    #[arg(long, value_name = "NAME")]
+    name: NodeName,
+    /// The node that is to be lost
+    #[arg(long, value_name = "NAME")]
+    lost: NodeName,
+    /// The cluster's directory
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// What is run then
+    command: String,
+}
+
+/// Looks, as a process of its own, for a node whose agent does not stay, and ends the cluster in the end.
+///
+/// # Errors
+/// If there is no such cluster.
+pub(crate) fn run_alone(args: WatchArgs) -> Result<u8> {
+    // Its terminal is the connection of a remote shell, and ends.
+    nix::unistd::setsid().context("this process leads a group already")?;
+    let cluster = Cluster::new(Some(args.dir))?;
+    watch(&cluster, &args.name, &Watch { node: args.lost, command: args.command, ends: true });
+    Ok(0)
+}
+
+/// Starts such a process.
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn start_alone(cluster: &Cluster, me: &NodeName, watch: &Watch) -> Result<()> {
+    let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(me.as_str())?.append("log")?;
+    let mut command = Command::new(std::env::current_exe().context("cannot find radic's own path")?);
+    command.args(["cluster", "watch", "--name", me.as_str(), "--lost", watch.node.as_str(), "--dir"]).arg(cluster.dir());
+    command.arg("--").arg(&watch.command).current_dir("/");
+    // What reads this agent's output is to see its end.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start radic")?;
+    Ok(())
+}
 
 /// Runs the command when it is time, as long as the protector of this node runs.
 pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch) {
@@ -54,14 +101,22 @@ fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch) {
             Some(before) => {
                 let since = *over_since.get_or_insert_with(Instant::now);
                 let calm = if status.jobs.is_empty() { UNKNOWN } else { ENDED };
-                if since.elapsed() >= calm + TURN * before && run(watch) {
-                    return;
+                if since.elapsed() >= calm + TURN * before && (run(watch) || watch.ends) {
+                    return end(cluster, me, watch);
                 }
             }
             None => over_since = None,
         }
         // No event tells that a node before this one does not do its part.
         std::thread::sleep(LOOK);
+    }
+}
+
+fn end(cluster: &Cluster, me: &NodeName, watch: &Watch) {
+    if watch.ends
+        && let Err(error) = cluster::stop_only(cluster, me.as_str())
+    {
+        report(&format!("radic: the cluster does not end: {error:#}"));
     }
 }
 
