@@ -8,11 +8,12 @@
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make foreign runs real software (memcached, nginx, PostgreSQL, LAMMPS, ...) under protection, undisturbed and through deaths: make foreign RUNS=3 [ONLY=grpc]
 # make slurm   a node, the script's node, srun or a daemon dies in a real Slurm of five nodes, with each MPI library, each so many times: make slurm RUNS=20 [ONLY=node:mpich] [SEED=N]
+# make gridengine  installs Debian's Grid Engine, and runs a job with deaths in one of five hosts on this machine (with root)
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign slurm fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign slurm gridengine fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -121,6 +122,10 @@ foreign: deps build
 slurm: export RADIC_DEPS := all
 slurm: deps build
 	RADIC_RUNS=$(RUNS) RADIC_ONLY=$(ONLY) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --profile tests --workspace --test slurm_deaths -- --nocapture
+
+gridengine: export RADIC_DEPS := gridengine
+gridengine: deps build
+	$(CARGO) test --profile tests --workspace --test gridengine -- --test-threads=1 --nocapture
 
 pictures:
 	python3 scripts/pictures.py docs/pictures/*.txt

@@ -35,6 +35,9 @@ lintian mmdebstrap man-db systemd"
 # Real software that tests/tests/foreign.rs runs under protection (`make foreign`). They bring services that listen on the network, too.
 [ "${RADIC_DEPS:-}" != foreign ] || PACKAGES="$PACKAGES
 memcached nginx-light postgresql-15 netpipe-openmpi hpcc lammps curl"
+# A batch system that tests/tests/gridengine.rs starts on hosts of its own (`make gridengine`).
+[ "${RADIC_DEPS:-}" != gridengine ] || PACKAGES="$PACKAGES
+gridengine-master gridengine-exec gridengine-client"
 
 cd "$(dirname "$0")/.."
 deps=$PWD/.deps

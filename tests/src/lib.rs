@@ -15,6 +15,7 @@ pub mod command;
 #[cfg(test)]
 mod docs;
 pub mod frames;
+pub mod gridengine;
 pub mod leftovers;
 pub mod library;
 pub mod netns;

@@ -21,7 +21,7 @@ use rustix::process::Signal;
 
 /// Time for Slurm to end a job after its program.
 const ENDED: Duration = Duration::from_secs(5);
-/// Time for a program with a death in it.
+/// Time for a program with a death in it to print its next line.
 const LONG: Duration = Duration::from_secs(120);
 /// The death comes so many milliseconds after the first checkpoints, at most.
 const MOMENT: usize = 1000;
@@ -64,8 +64,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn submit<'a>(slurm: &'a mut Slurm, cluster: &'a Cluster, library: &Library) -> Run<'a> {
-        let path =
-            library.library_path().map_or_else(String::new, |path| format!("export LD_LIBRARY_PATH={}\n", path.display()));
+        let path = library.library_path().map_or_else(String::new, |path| format!("export LD_LIBRARY_PATH={}\n", path.display()));
         let script = format!(
             "{path}radic cluster start --slurm --spares 1 && echo started\n\
              radic run -n {RANKS} --ckpt-interval 0.5 -- {} >{result}\necho code $?\nradic cluster stop\n",
@@ -118,11 +117,22 @@ impl Run<'_> {
             assert_eq!(self.state(), "RUNNING", "the allocation stays");
             // Until another node has taken the place of its home it may be that no node knows of it.
             process::eventually(SOON, "a node to know of the job", || !self.cluster.status_at("v2").jobs.is_empty());
-            return lines(&self.cluster.radic(["attach", &job.to_string()]).limit(LONG).run().expect(0).stdout());
+            return lines(&self.cluster.radic(["attach", &job.to_string()]).limit(5 * LONG).run().expect(0).stdout());
         }
-        let said = self.slurm.until(&self.job, "code ", LONG);
+        let printed = || fs::read_to_string(self.cluster.dir().join("result")).expect("the script has made it");
+        let (mut length, mut since) = (0, Instant::now());
+        while !self.slurm.said(&self.job).contains("code ") {
+            if printed().len() > length {
+                (length, since) = (printed().len(), Instant::now());
+            }
+            let end = printed().lines().last().unwrap_or_default().to_owned();
+            assert!(since.elapsed() < LONG, "the program prints nothing for {LONG:?} after {end:?}");
+            // No event tells of either.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let said = self.slurm.said(&self.job);
         assert!(said.contains("code 0\n"), "{said}");
-        lines(&fs::read_to_string(self.cluster.dir().join("result")).expect("the script has made it"))
+        lines(&printed())
     }
 
     fn state(&self) -> String {
@@ -167,7 +177,7 @@ fn one(place: &mut Place, cluster: &Cluster, cell: &Cell, due: &[String], random
     said.unwrap_or_else(|why| {
         let (state, script) = (run.state(), run.slurm.said(&run.job));
         println!("--- the job is {state}, and its script has said\n{script}\n--- events\n{}", story(cluster));
-        println!("--- slurmctld\n{}", run.slurm.log());
+        println!("--- slurmctld\n{}\n--- status\n{}", run.slurm.log(), cluster.radic(["status", "--json"]).run().stdout());
         std::panic::resume_unwind(why)
     })
 }
@@ -241,7 +251,6 @@ fn whatever_dies_the_job_ends_well_and_its_allocation_with_it() {
     let mut place = None;
     let cells = cells(runs, &mut random);
     assert!(!cells.is_empty(), "RADIC_ONLY names no cell: they are called node:mpich and so on");
-    let failed: Vec<String> =
-        cells.iter().flat_map(|cell| cell.run(&mut place, first..first + runs.unwrap_or(1))).collect();
+    let failed: Vec<String> = cells.iter().flat_map(|cell| cell.run(&mut place, first..first + runs.unwrap_or(1))).collect();
     assert!(failed.is_empty(), "{} runs failed:\n{}", failed.len(), failed.join("\n"));
 }

@@ -121,11 +121,12 @@ impl Agent {
             let _ = child.wait();
             return Err(error);
         }
-        match order.watch {
-            watch if self.stays => self.stay(cluster, child, watch, sender),
-            Some(watch) => watch::start_alone(&cluster, &self.name, &watch).map(|()| 0),
-            None => Ok(0),
+        let mut watch = order.watch;
+        // Other batch systems end an agent when the node of the script is lost.
+        if let Some(watch) = watch.take_if(|_| !self.is_of_slurm) {
+            watch::start_alone(&cluster, &self.name, &watch)?;
         }
+        if self.stays { self.stay(cluster, child, watch, sender) } else { Ok(0) }
     }
 
     /// Waits for the end of the protector. The result is its exit code.
@@ -133,7 +134,7 @@ impl Agent {
         thread::spawn(move || sender.send(Event::Over(child.wait())));
         if let Some(watch) = watch {
             let name = self.name.clone();
-            thread::spawn(move || watch::watch(&cluster, &name, &watch));
+            thread::spawn(move || watch::watch(&cluster, &name, &watch, false));
         }
         loop {
             // The launcher has gone, and its standard output with it.

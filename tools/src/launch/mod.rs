@@ -115,7 +115,7 @@ pub(crate) fn start_batch(
     let own = nix::unistd::gethostname().context("cannot read the host's name")?;
     let is_here = |planned: &&Planned| scheduler::is_host(&planned.host.target, &own.to_string_lossy());
     let here = planned.iter().find(is_here).map(|planned| planned.host.name.clone());
-    let watch = watch_for(here.clone(), &job.cancel, !job.stays, args)?;
+    let watch = watch_for(here.clone(), &job.cancel, args)?;
     let way = Way { shell: words(args.rsh.as_deref().unwrap_or(job.shell)), here, stays: job.stays, watch };
     start_on(cluster, &planned, &way, true, args, options)
 }
@@ -132,11 +132,11 @@ pub(crate) struct Way {
     watch: Option<Watch>,
 }
 
-/// What the nodes are to do when that of the script, `here`, is lost and its programs have ended. `ends`: they end themselves, too.
+/// What the nodes are to do when that of the script, `here`, is lost and its programs have ended.
 ///
 /// # Errors
 /// If a command is given, and this is no node of the job.
-fn watch_for(here: Option<NodeName>, default: &str, ends: bool, args: &LaunchArgs) -> Result<Option<Watch>> {
+fn watch_for(here: Option<NodeName>, default: &str, args: &LaunchArgs) -> Result<Option<Watch>> {
     let Some(node) = here else {
         ensure!(
             args.when_over.is_none(),
@@ -145,7 +145,7 @@ fn watch_for(here: Option<NodeName>, default: &str, ends: bool, args: &LaunchArg
         return Ok(None);
     };
     let command = args.when_over.clone().unwrap_or_else(|| default.to_owned());
-    Ok((!command.trim().is_empty()).then_some(Watch { node, command, ends }))
+    Ok((!command.trim().is_empty()).then_some(Watch { node, command }))
 }
 
 fn start_on(

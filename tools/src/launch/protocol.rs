@@ -47,8 +47,6 @@ pub(crate) struct Watch {
     pub(crate) node: NodeName,
     /// For a shell.
     pub(crate) command: String,
-    /// The cluster is ended, too: the batch system does not know of its nodes.
-    pub(crate) ends: bool,
 }
 
 /// What a node is to be.

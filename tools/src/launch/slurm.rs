@@ -244,7 +244,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     let mut planned = assign_roles(allocation.nodes.iter().map(host).collect(), options)?;
     planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
     let prefix = prefix(args)?;
-    let watch = watch_for(here(&allocation), &format!("scancel {}", allocation.job), false, args)?;
+    let watch = watch_for(here(&allocation), &format!("scancel {}", allocation.job), args)?;
     cluster::prepared(cluster, || {
         let mut order = order(cluster, args, options, &planned)?;
         order.watch = watch;

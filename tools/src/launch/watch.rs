@@ -42,7 +42,7 @@ pub(crate) struct WatchArgs {
     command: String,
 }
 
-/// Looks, as a process of its own, for a node whose agent does not stay, and ends the cluster in the end.
+/// Looks, as a process of its own, for a node whose agent does not outlive the node of the script, and ends the cluster in the end.
 ///
 /// # Errors
 /// If there is no such cluster.
@@ -50,7 +50,7 @@ pub(crate) fn run_alone(args: WatchArgs) -> Result<u8> {
     // Its terminal is the connection of a remote shell, and ends.
     nix::unistd::setsid().context("this process leads a group already")?;
     let cluster = Cluster::new(Some(args.dir))?;
-    watch(&cluster, &args.name, &Watch { node: args.lost, command: args.command, ends: true });
+    watch(&cluster, &args.name, &Watch { node: args.lost, command: args.command }, true);
     Ok(0)
 }
 
@@ -68,11 +68,11 @@ pub(crate) fn start_alone(cluster: &Cluster, me: &NodeName, watch: &Watch) -> Re
     Ok(())
 }
 
-/// Runs the command when it is time, as long as the protector of this node runs.
-pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch) {
+/// Runs the command when it is time, as long as the protector of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
+pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
     while let Some(events) = follow(cluster, me) {
         if wait_for_loss(cluster, me, watch, events) {
-            return run_when_over(cluster, me, watch);
+            return run_when_over(cluster, me, watch, ends);
         }
     }
 }
@@ -94,15 +94,21 @@ fn wait_for_loss(cluster: &Cluster, me: &NodeName, watch: &Watch, mut events: cl
     }
 }
 
-fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch) {
+fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
     let mut over_since = None;
     while let Some(status) = status(cluster, me) {
         match turn(&status, me, &watch.node) {
             Some(before) => {
                 let since = *over_since.get_or_insert_with(Instant::now);
                 let calm = if status.jobs.is_empty() { UNKNOWN } else { ENDED };
-                if since.elapsed() >= calm + TURN * before && (run(watch) || watch.ends) {
-                    return end(cluster, me, watch);
+                if since.elapsed() >= calm + TURN * before {
+                    let is_done = run(watch);
+                    if ends {
+                        return end(cluster, me);
+                    }
+                    if is_done {
+                        return;
+                    }
                 }
             }
             None => over_since = None,
@@ -112,10 +118,8 @@ fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch) {
     }
 }
 
-fn end(cluster: &Cluster, me: &NodeName, watch: &Watch) {
-    if watch.ends
-        && let Err(error) = cluster::stop_only(cluster, me.as_str())
-    {
+fn end(cluster: &Cluster, me: &NodeName) {
+    if let Err(error) = cluster::stop_only(cluster, me.as_str()) {
         report(&format!("radic: the cluster does not end: {error:#}"));
     }
 }
