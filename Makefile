@@ -7,7 +7,7 @@
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make foreign runs real software (memcached, nginx, PostgreSQL, LAMMPS, ...) under protection, undisturbed and through deaths: make foreign RUNS=3 [ONLY=grpc]
-# make slurm   a node, the script's node, srun or a daemon dies in a real Slurm of five nodes, with each MPI library, each so many times: make slurm RUNS=20 [ONLY=node:mpich] [SEED=N]
+# make slurm   a node, the script's node, srun or a daemon dies in a real Slurm of five nodes, with each MPI library, each so many times: make slurm RUNS=20 [ONLY=node:mpich|node|mpich] [SEED=N]
 # make gridengine  installs Debian's Grid Engine, and runs a job with deaths in one of five hosts on this machine (with root)
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)

@@ -199,6 +199,11 @@ impl Cell {
         format!("{}:{}", format!("{:?}", self.dies).to_lowercase(), self.library.name)
     }
 
+    /// Whether it is named: as a whole, by what dies, by its library, or with all others.
+    fn is_meant_by(&self, only: &str) -> bool {
+        only.is_empty() || self.name() == only || self.name().split(':').any(|part| part == only)
+    }
+
     /// Runs with consecutive seeds. What failed.
     fn run(&self, place: &mut Option<Place>, seeds: std::ops::Range<u64>) -> Vec<String> {
         let (name, count) = (self.name(), seeds.end - seeds.start);
@@ -235,7 +240,7 @@ fn cells(runs: Option<u64>, random: &mut Random) -> Vec<Cell> {
     let only = std::env::var("RADIC_ONLY").unwrap_or_default();
     let libraries = |dies| LIBRARIES.iter().map(move |library| Cell { dies, library });
     match runs {
-        Some(_) => DEATHS.into_iter().flat_map(libraries).filter(|cell| cell.name().contains(&only)).collect(),
+        Some(_) => DEATHS.into_iter().flat_map(libraries).filter(|cell| cell.is_meant_by(&only)).collect(),
         None => DEATHS.into_iter().map(|dies| Cell { dies, library: any_library(random) }).collect(),
     }
 }
