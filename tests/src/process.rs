@@ -129,12 +129,18 @@ fn signals_of(pid: u32) -> String {
     lines.map(|line| line.replace('\t', "")).collect::<Vec<_>>().join(" ")
 }
 
-/// Kills every marked process and waits until all are gone; whether that worked in time.
+/// Whether a process is of a Slurm whose files are in `dir`. What starts its tasks has an environment without the mark, and outlives a Slurm that is killed.
+fn is_of_slurm(pid: u32, dir: &Path) -> bool {
+    variable(pid, "SLURM_CONF").is_some_and(|value| Path::new(OsStr::from_bytes(&value)).starts_with(dir))
+}
+
+/// Kills every marked process, and those of a Slurm in this folder, and waits until all are gone; whether that worked in time.
 pub fn kill_marked(dir: &Path, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
         // Those found may have started others meanwhile: look until there are none.
-        let processes = marked(dir);
+        let ours = |process: &Process| is_marked(process.pid, dir) || is_of_slurm(process.pid, dir);
+        let processes: Vec<Process> = all().filter(ours).collect();
         if processes.is_empty() {
             return true;
         }
@@ -200,6 +206,19 @@ mod tests {
         assert!(kill_marked(&dir, Duration::from_secs(5)));
         assert!(!child.wait().unwrap().success());
         assert!(marked(&dir).is_empty());
+    }
+
+    #[test]
+    fn what_a_slurm_in_the_folder_has_started_is_killed_without_the_mark() {
+        let dir = std::env::temp_dir().join(format!("radic-slurm-{}", std::process::id()));
+        let sleep =
+            |folder: &Path| Command::new("sleep").arg("1000").env("SLURM_CONF", folder.join("slurm.conf")).spawn().unwrap();
+        let (mut ours, mut other) = (sleep(&dir.join("slurm")), sleep(&std::env::temp_dir()));
+        assert!(kill_marked(&dir, Duration::from_secs(5)));
+        assert!(!ours.wait().unwrap().success());
+        assert!(other.try_wait().unwrap().is_none(), "it is of another Slurm");
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]
