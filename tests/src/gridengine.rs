@@ -36,13 +36,33 @@ pub fn missing() -> Option<String> {
     netns::available().err()
 }
 
+/// A host: a network namespace, held by a process of the cluster.
+#[derive(Debug)]
+struct Host {
+    name: String,
+    namespace: PathBuf,
+    holder: u32,
+    /// How it is entered.
+    enter: Vec<OsString>,
+}
+
 /// A Grid Engine that runs. Its hosts are called g1, g2, ..., with two slots each in the parallel environment `radic`. It is dropped before its cluster.
 #[derive(Debug)]
 pub struct GridEngine {
     folder: PathBuf,
-    /// How each host is entered, the master's first.
-    hosts: Vec<(String, Vec<OsString>)>,
+    /// The master's first.
+    hosts: Vec<Host>,
     daemons: Vec<Running>,
+}
+
+impl Host {
+    fn new(name: String, namespace: PathBuf, list: &Path) -> Host {
+        let mut enter: Vec<OsString> = vec!["nsenter".into(), format!("--net={}", namespace.display()).into(), "--".into()];
+        enter.extend(["unshare", "--uts", "--mount", "sh", "-c", HOST].map(Into::into));
+        enter.extend([list.as_os_str().to_owned(), (&name).into()]);
+        let holder = namespace.iter().find_map(|part| part.to_str()?.parse().ok()).expect("a path in /proc");
+        Host { name, namespace, holder, enter }
+    }
 }
 
 impl GridEngine {
@@ -54,17 +74,12 @@ impl GridEngine {
         for name in ["bin", "lib", "util", "utilbin"] {
             symlink(Path::new(SHARED).join(name), folder.join("root").join(name)).expect("a new link");
         }
-        let hosts = (0..=count).map(|number| (format!("g{number}"), cluster.namespace(&format!("g{number}"))));
-        let hosts: Vec<_> = hosts.collect();
-        let lines = hosts.iter().map(|(name, (_, address))| format!("{address} {name}\n"));
-        fs::write(folder.join("hosts"), format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).expect("a new file");
-        let enter = |(name, (namespace, _)): (String, (PathBuf, _))| {
-            let mut words: Vec<OsString> = vec!["nsenter".into(), format!("--net={}", namespace.display()).into(), "--".into()];
-            words.extend(["unshare", "--uts", "--mount", "sh", "-c", HOST].map(Into::into));
-            words.extend([folder.join("hosts").into_os_string(), (&name).into()]);
-            (name, words)
-        };
-        let hosts = hosts.into_iter().map(enter).collect();
+        let hosts: Vec<_> = (0..=count).map(|number| cluster.namespace(&format!("g{number}"))).collect();
+        let lines = hosts.iter().enumerate().map(|(number, (_, address))| format!("{address} g{number}\n"));
+        let list = folder.join("hosts");
+        fs::write(&list, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).expect("a new file");
+        let host = |(number, (namespace, _)): (usize, (PathBuf, _))| Host::new(format!("g{number}"), namespace, &list);
+        let hosts = hosts.into_iter().enumerate().map(host).collect();
         let mut engine = GridEngine { folder, hosts, daemons: Vec::new() };
         engine.configure(cluster);
         engine.daemon(cluster, MASTER, "sge_qmaster");
@@ -115,7 +130,7 @@ impl GridEngine {
 
     /// Hosts, the parallel environment and the queue.
     fn add_hosts(&mut self, cluster: &Cluster) {
-        let names: Vec<String> = self.hosts.iter().skip(1).map(|(name, _)| name.clone()).collect();
+        let names: Vec<String> = self.hosts.iter().skip(1).map(|host| host.name.clone()).collect();
         let configure = |flag: &str, value: &str| self.master(cluster, "qconf", &[flag, value]).run().expect(0);
         for name in &names {
             configure("-ah", name);
@@ -166,7 +181,7 @@ impl GridEngine {
     /// # Panics
     /// If there is no such host.
     pub fn at(&self, cluster: &Cluster, host: &str, program: &str, args: &[&str]) -> Invocation {
-        let (_, words) = self.hosts.iter().find(|(name, _)| name == host).expect("a host's name");
+        let words = &self.hosts.iter().find(|known| known.name == host).expect("a host's name").enter;
         let invocation = cluster.invocation(&words[0]).args(&words[1..]).args([program]).args(args);
         let invocation = PORTS.iter().fold(invocation, |invocation, (name, value)| invocation.env(name, value));
         let path = format!("{PROGRAMS}:{}", std::env::var("PATH").unwrap_or_default());
@@ -220,15 +235,22 @@ impl GridEngine {
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("spool/messages")).unwrap_or_default()
     }
+}
 
-    /// Ends all that runs on its hosts, with what it has started: Grid Engine gives its jobs an environment of its own, without the mark.
-    pub fn stop(self, cluster: &Cluster) {
-        drop(self.daemons);
-        for (name, _) in &self.hosts {
-            let left = cluster.processes_of(name);
-            left.iter().for_each(|process| process.signal(rustix::process::Signal::KILL));
-            assert!(left.iter().all(|process| process.wait(SOON)), "a process on {name} does not end");
-        }
+/// Ends all that runs on its hosts, with what it has started: Grid Engine gives its jobs an environment of its own, without the mark.
+impl Drop for GridEngine {
+    fn drop(&mut self) {
+        self.daemons.clear();
+        let namespace = |path: &Path| fs::read_link(path).ok();
+        let ours: Vec<_> = self.hosts.iter().filter_map(|host| Some((host.holder, namespace(&host.namespace)?))).collect();
+        let is_there = |process: &process::Process| {
+            let of = namespace(&PathBuf::from(format!("/proc/{}/ns/net", process.pid())));
+            ours.iter().any(|(holder, namespace)| of.as_ref() == Some(namespace) && process.pid() != *holder)
+        };
+        let left: Vec<_> = process::all().filter(is_there).collect();
+        left.iter().for_each(|process| process.signal(rustix::process::Signal::KILL));
+        let gone = left.iter().all(|process| process.wait(SOON));
+        assert!(gone || std::thread::panicking(), "a process on a host of Grid Engine does not end");
     }
 }
 

@@ -60,7 +60,7 @@ impl Default for ClusterDir {
 
 impl Drop for ClusterDir {
     fn drop(&mut self) {
-        let gone = process::kill_marked(&self.path, GONE);
+        let gone = end_all(&self.path);
         _ = fs::remove_dir_all(&self.path);
         assert!(gone || std::thread::panicking(), "processes of {} do not end even by SIGKILL", self.path.display());
     }
@@ -70,6 +70,16 @@ impl Drop for ClusterDir {
 fn lock(dir: &Path) -> Option<Flock<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(dir.join(OWNER)).ok()?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Kills what belongs to a cluster, with what it alone has in shared memory: whoever would clean up is killed, too, and other tests on this machine would find it. Whether all
+/// is gone.
+fn end_all(dir: &Path) -> bool {
+    let shared = mapped_by(process::marked(dir).iter().map(process::Process::pid));
+    let gone = process::kill_marked(dir, GONE);
+    let used = mapped();
+    shared.difference(&used).for_each(|path| _ = fs::remove_file(path));
+    gone
 }
 
 /// Ends and removes what tests have left that were killed. Their namespaces end with the processes in them.
@@ -82,7 +92,7 @@ fn sweep(temp: &Path) {
         let dir = entry.path();
         if let Some(_owner) = lock(&dir) {
             println!("removing what a killed test has left in {}", dir.display());
-            process::kill_marked(&dir, GONE);
+            end_all(&dir);
             _ = fs::remove_dir_all(&dir);
         }
     }
@@ -167,9 +177,15 @@ mod tests {
             fs::create_dir_all(dir).unwrap();
         }
         let owner = lock(&living).unwrap();
-        let mut child = Command::new("sleep").arg("1000").env(process::MARK, &dead).stdin(Stdio::null()).spawn().unwrap();
+        let shared = Path::new(SHM).join(format!("radic-sweep-{}", std::process::id()));
+        let script = "import mmap, sys; f = open(sys.argv[1], 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); print(flush=True); input()";
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(&shared).env(process::MARK, &dead).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = python.spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 1]).unwrap();
         sweep(&temp);
         assert!(!child.wait().unwrap().success());
+        assert!(!shared.exists(), "a file in shared memory that only it has mapped");
         assert!(!dead.exists() && living.exists());
         drop(owner);
         sweep(&temp);

@@ -68,7 +68,6 @@ fn a_daemon_and_a_node_are_lost_and_the_script_goes_on_to_its_end() {
     let Some((cluster, engine)) = setup() else { return };
     goes_on(&cluster, &engine, "daemon", |victim| cluster.kill(victim));
     goes_on(&cluster, &engine, "node", |victim| cluster.kill_all_of(victim));
-    engine.stop(&cluster);
 }
 
 /// Grid Engine ends what holds the nodes then. The nodes themselves are none of its processes, and go on until the program has ended.
@@ -98,5 +97,4 @@ fn the_script_s_node_is_lost() {
         engine.state(&cluster, &job).is_none_or(|state| state.contains('d'))
     });
     println!("the job of Grid Engine is {:?}; its master says\n{}", engine.state(&cluster, &job), engine.log());
-    engine.stop(&cluster);
 }
