@@ -23,9 +23,10 @@ use rustix::process::Signal;
 const ENDED: Duration = Duration::from_secs(5);
 /// Time for a program with a death in it to print its next line.
 const LONG: Duration = Duration::from_secs(120);
-/// The death comes so many milliseconds after the first checkpoints, at most.
-const MOMENT: usize = 1000;
-const PROGRAM: [&str; 8] = ["--size", "400", "--iterations", "4000", "--progress", "100", "--alone", "0"];
+/// It prints a line each 100 iterations.
+const PROGRAM: [&str; 8] = ["--size", "400", "--iterations", "6000", "--progress", "100", "--alone", "0"];
+/// The death comes after the first checkpoints and so many lines, at most.
+const LINES: usize = 30;
 
 /// What dies while the job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +81,10 @@ impl Run<'_> {
     fn strike(&mut self, dies: Dies, random: &mut Random) -> (JobId, String) {
         let mut events = self.cluster.events_at("v1");
         let job = recovery::first_checkpoints(&mut events, RANKS);
-        let moment = Duration::from_millis(random.below(MOMENT) as u64);
-        assert!(events.wait(moment, |event| event.event == EventName::JobEnd).is_none(), "the job ended before the death");
+        let lines = random.below(LINES);
+        process::eventually(LONG, "the moment to come", || self.printed().lines().count() >= lines);
+        let over = events.wait(Duration::ZERO, |event| event.event == EventName::JobEnd);
+        assert!(over.is_none(), "the job ended before the death");
         let hosts = self.cluster.status().nodes.into_iter().filter(|node| !node.ranks.is_empty() && node.name.as_str() != "v1");
         let hosts: Vec<String> = hosts.map(|node| node.name.to_string()).collect();
         let drawn = &hosts[random.below(hosts.len())];
@@ -94,7 +97,7 @@ impl Run<'_> {
                 drawn.clone()
             }
         };
-        (job, format!("{victim} after {moment:.1?}"))
+        (job, format!("{victim} after {lines} lines"))
     }
 
     fn kill(&mut self, node: &str) -> String {
@@ -119,20 +122,24 @@ impl Run<'_> {
             process::eventually(SOON, "a node to know of the job", || !self.cluster.status_at("v2").jobs.is_empty());
             return lines(&self.cluster.radic(["attach", &job.to_string()]).limit(5 * LONG).run().expect(0).stdout());
         }
-        let printed = || fs::read_to_string(self.cluster.dir().join("result")).expect("the script has made it");
         let (mut length, mut since) = (0, Instant::now());
         while !self.slurm.said(&self.job).contains("code ") {
-            if printed().len() > length {
-                (length, since) = (printed().len(), Instant::now());
+            if self.printed().len() > length {
+                (length, since) = (self.printed().len(), Instant::now());
             }
-            let end = printed().lines().last().unwrap_or_default().to_owned();
+            let end = self.printed().lines().last().unwrap_or_default().to_owned();
             assert!(since.elapsed() < LONG, "the program prints nothing for {LONG:?} after {end:?}");
             // No event tells of either.
             std::thread::sleep(Duration::from_millis(20));
         }
         let said = self.slurm.said(&self.job);
         assert!(said.contains("code 0\n"), "{said}");
-        lines(&printed())
+        lines(&self.printed())
+    }
+
+    /// What the program has printed so far, if the script's node has not died.
+    fn printed(&self) -> String {
+        fs::read_to_string(self.cluster.dir().join("result")).unwrap_or_default()
     }
 
     fn state(&self) -> String {
