@@ -62,15 +62,20 @@ struct Closed {
     next: Option<(u64, u64)>,
     /// All units that came after these.
     last: (u64, u64),
+    /// The journal is stable up to here.
+    stable: u64,
 }
 
 impl Closed {
     fn handle_received(&mut self, to: u64, journal: u64) {
         self.last = (to, journal);
         self.next.get_or_insert(self.last);
+        // In replay it was stable before, and no message says so again.
+        self.handle_stable(self.stable);
     }
 
     fn handle_stable(&mut self, journal: u64) {
+        self.stable = self.stable.max(journal);
         while let Some((to, _)) = self.next.filter(|next| next.1 <= journal) {
             self.to = to;
             self.next = (self.last.0 > to).then_some(self.last);
@@ -310,5 +315,21 @@ mod tests {
         assert!(!log.is_shipped());
         assert_eq!(log.poll_ship(usize::MAX).map(|piece| piece.is_end), Some(true));
         assert!(log.is_shipped());
+    }
+
+    /// What is received again has its outcome in the log already, and no message says so while the process is replayed.
+    #[test]
+    fn what_is_replayed_is_shipped_at_once_and_what_is_new_when_its_outcome_is_stable() {
+        let mut log = PayloadLog::new(64, 8);
+        log.has_causes();
+        log.push(stream(1), 0, b"again");
+        log.handle_recorded(0);
+        assert_eq!(log.poll_ship(64).map(|piece| piece.head.to_vec()), Some(b"again".to_vec()));
+        log.handle_journal_stable(7);
+        log.push(stream(1), 5, b"new");
+        log.handle_recorded(9);
+        assert!(log.poll_ship(64).is_none());
+        log.handle_journal_stable(9);
+        assert_eq!(log.poll_ship(64).map(|piece| piece.head.to_vec()), Some(b"new".to_vec()));
     }
 }

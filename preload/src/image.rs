@@ -162,6 +162,7 @@ impl Layer {
                 // A node that is gone ends this process elsewhere.
                 Action::Tell(answer) => _ = self.node.send(&answer),
                 Action::Abandon(image) => self.tell_protector(&ToProtector::ImageAbandoned { image }),
+                Action::Remind(image) => self.tell_protector(&ToProtector::ImageUnderWay { image }),
             }
         }
         result

@@ -32,6 +32,8 @@ pub enum Action {
     Tell(ToNode),
     /// The protector need not wait for this image.
     Abandon(u64),
+    /// Say to the protector that this image is under way.
+    Remind(u64),
 }
 
 /// An image, by its number and by the engine's name for it.
@@ -123,10 +125,13 @@ impl Images {
         let made = cx.observer.payload().line().map(u64::from);
         if line.is_some() && line <= made {
             // A reminder. If the image of that line was made, and is not on its way any more, it was not taken.
-            if self.under_way.is_none() {
-                let result = Err("its image of that recovery line was not taken".to_owned());
-                self.actions.push_back(Action::Tell(ToNode::Checkpointed { request, result }));
-            }
+            self.actions.push_back(match self.under_way() {
+                Some(image) => Action::Remind(image),
+                None => {
+                    let result = Err("its image of that recovery line was not taken".to_owned());
+                    Action::Tell(ToNode::Checkpointed { request, result })
+                }
+            });
             return;
         }
         self.line = self.line.max(line);

@@ -354,7 +354,7 @@ impl Store {
         }
     }
 
-    fn commit_if_ready(&mut self, id: ProcessId) {
+    pub(super) fn commit_if_ready(&mut self, id: ProcessId) {
         let durable = self.config.durable;
         let complete = self.complete_line(id);
         let Some(process) = self.processes.get_mut(&id) else { return };

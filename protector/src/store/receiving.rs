@@ -26,13 +26,17 @@ impl Store {
         }
     }
 
-    /// The process has this image under way. If it is not here, it is about to begin, or its connection broke.
+    /// The process has this image under way. If it is not here, it is about to begin, or its connection broke. If it is whole, and waits for its recovery line, that is told once more: the
+    /// node may not have known the process when it was told.
     pub(super) fn handle_under_way(&mut self, id: ProcessId, image: Option<u64>) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let images = &process.images;
         let is_here =
             |image: u64| images.incoming(image).is_some() || images.newest().is_some_and(|newest| newest.number >= image);
         process.images.announced = image.filter(|image| !is_here(*image));
+        let waits = process.images.incoming.as_mut().filter(|incoming| Some(incoming.number) == image);
+        waits.into_iter().for_each(|incoming| incoming.is_told = false);
+        self.commit_if_ready(id);
     }
 
     /// Whether this process has an image under way that has not begun here.

@@ -1,6 +1,7 @@
 //! Which images a process comes back from.
 
 use radic_wire::limits;
+use radic_wire::log::LineMark;
 
 use super::*;
 
@@ -182,4 +183,29 @@ fn a_whole_image_is_wanted_when_the_chain_is_two_times_as_long_as_one() {
     assert_eq!(make(6, Some(5), 20), [committed(6)], "a short chain may be of any form");
     assert_eq!(make(7, Some(6), 70), [committed(7)], "its memory has grown: a whole one would be as long");
     assert_eq!(make(8, Some(7), 70), [committed(8), "WholeWanted".to_owned()]);
+}
+
+/// Its node may not have known the process when it was told, or told too much at once.
+#[test]
+fn that_an_image_waits_for_its_line_is_told_again_when_the_process_says_that_it_is_under_way() {
+    let mut store = begun(CONFIG);
+    let (id, none) = (speaker(0).process, CutStreams::new(&[]).unwrap());
+    let line = LineMark { newest: 1, joins: true };
+    let begin =
+        ToProtector::ImageBegin { image: 3, parent: None, cut: 0, payload: 0, causes: 0, line, streams: none, ended: none };
+    let chunk = ToProtector::ImageChunk { image: 3, offset: 0, bytes: b"image" };
+    for message in [begin, chunk, ToProtector::ImageEnd { image: 3, length: 5 }] {
+        store.handle_message(speaker(0), &message).unwrap();
+    }
+    let ready = |store: &mut Store| {
+        let notices = std::iter::from_fn(|| store.poll_notice());
+        notices.filter(|notice| matches!(notice, Notice::LineReady(process, 1) if *process == id)).count()
+    };
+    assert_eq!(ready(&mut store), 0, "it is not verified");
+    store.handle_verified(id, 3, true);
+    assert_eq!(ready(&mut store), 1);
+    store.handle_message(speaker(0), &ToProtector::ImageUnderWay { image: 2 }).unwrap();
+    assert_eq!(ready(&mut store), 0, "that is another one");
+    store.handle_message(speaker(0), &ToProtector::ImageUnderWay { image: 3 }).unwrap();
+    assert_eq!(ready(&mut store), 1);
 }

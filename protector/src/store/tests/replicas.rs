@@ -173,7 +173,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_incarnation_after_the_othe
     let [of_before] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
         of_before.contains(&format!("incarnation: {:?}", Incarnation::FIRST))
-            && of_before.ends_with("payload: Span { start: 0, end: 8 }, image: None }"),
+            && of_before.ends_with("payload: Span { start: 0, end: 8 }, image: None, committed: None }"),
         "{of_before}"
     );
     store.handle_replica(id, &WELCOME);
@@ -182,7 +182,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_incarnation_after_the_othe
     let [of_next] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
         of_next.contains(&format!("incarnation: {:?}", Incarnation::restarted(1)))
-            && of_next.ends_with("payload: Span { start: 0, end: 0 }, image: None }"),
+            && of_next.ends_with("payload: Span { start: 0, end: 0 }, image: None, committed: None }"),
         "{of_next}"
     );
 }

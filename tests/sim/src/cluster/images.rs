@@ -50,6 +50,7 @@ impl World {
                 Action::Want => self.lib(pid).due = true,
                 Action::Tell(message) => self.tell_node(pid, message),
                 Action::Abandon(image) => self.say_of_image(pid, &ToProtector::ImageAbandoned { image }),
+                Action::Remind(image) => self.say_of_image(pid, &ToProtector::ImageUnderWay { image }),
             }
         }
         if self.lib(pid).images.under_way().is_none()
