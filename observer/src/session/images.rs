@@ -115,9 +115,9 @@ impl Images {
         self.asked.is_some()
     }
 
-    /// The recovery line of which the next image is to be one; none: it is one by itself.
+    /// The recovery line of which the next image is to be one; none: it is one by itself. So is one that the protector wants, which may have none: it is not to wait for a line whose home is lost.
     pub fn line(&self) -> Option<u64> {
-        self.line
+        self.line.filter(|_| self.wanted.is_none())
     }
 
     /// The node wants a checkpoint, of this recovery line or any.
@@ -183,7 +183,7 @@ impl Images {
     /// An image of this number begins.
     pub fn handle_begun(&mut self, image: u64) {
         debug_assert!(self.under_way.is_none(), "one image at a time");
-        self.line = None;
+        self.line.take_if(|_| self.wanted.is_none());
         self.under_way = Some(UnderWay { image, engine: None, layers: self.next_layers });
         self.check_invariants();
     }
@@ -280,6 +280,7 @@ impl Images {
     }
 
     fn end_with(&mut self, image: u64, result: Result<u64, String>) {
+        self.again |= self.line.is_some();
         self.want_again();
         if self.asked.is_none_or(|asked| image >= asked.first) {
             self.answer(result);
