@@ -153,7 +153,6 @@ impl Layer {
         // A copy that is replayed alone has no protector.
         if self.replayer.is_none() {
             self.drive_session(Session::handle_timeout);
-            self.drive_images(|images, cx| images.handle_timeout(cx.now));
             self.await_session();
         }
     }

@@ -139,6 +139,11 @@ impl Images {
         self.actions.push_back(Action::Want);
     }
 
+    /// Whether [`Images::handle_timeout`] may have something to do.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.is_some()
+    }
+
     /// Time has passed. What the protector wants is tried until it has it: the process may not have been able to, or its image did not come there.
     pub fn handle_timeout(&mut self, now: Duration) {
         if self.under_way.is_none() && self.wanted.is_some_and(|at| at <= now) {
@@ -401,6 +406,28 @@ mod tests {
             (before, most) = (Some(number), most.max(layers));
         }
         assert_eq!(most, limits::LAYERS);
+    }
+
+    #[test]
+    fn what_the_protector_wants_is_tried_until_it_has_it_and_the_line_comes_after_it() {
+        let mut side = Side::new();
+        side.images.handle_protector(&FromProtector::ImageWanted);
+        let cx = Context { observer: &mut side.observer, now: side.now };
+        side.images.handle_request(&cx, 7, Some(3));
+        assert_eq!(side.actions(), [Action::Want, Action::Want]);
+        for (at, is_tried) in [(Duration::ZERO, true), (AGAIN / 2, false), (AGAIN, true)] {
+            side.images.handle_timeout(at);
+            assert_eq!(!side.actions().is_empty(), is_tried, "{at:?}");
+        }
+        assert_eq!(side.images.line(), None, "it is one by itself");
+        side.begin(4);
+        side.images.handle_timeout(AGAIN * 2);
+        assert_eq!(side.actions(), [], "it is on its way");
+        assert!(side.images.handle_committed(4) && !side.images.is_wanted());
+        assert_eq!(side.actions(), [Action::Want, answer(7, Ok(4))]);
+        assert_eq!(side.images.line(), Some(3));
+        side.begin(5);
+        assert_eq!(side.images.line(), None);
     }
 
     #[test]

@@ -125,6 +125,9 @@ impl Layer {
         if self.session.has_to_settle() {
             self.settle_down();
         }
+        if self.images.machine.is_wanted() {
+            self.drive_images(|images, cx| images.handle_timeout(cx.now));
+        }
         self.tend_pmi();
         counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
     }
