@@ -48,8 +48,8 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     each("journal-after", ToProtector::JournalAfter { position: 2, causes, bytes: &[0x20, 8] });
     each("payload", ToProtector::Payload { position: 0, stream, offset: 0, bytes: b"received" });
     each("payload-end", ToProtector::PayloadEnd { position: 8, stream, offset: 8 });
-    each("image-begin", ToProtector::image_by_itself(1, None, (0, 0), streams, none));
-    each("increment", ToProtector::image_by_itself(2, Some(1), (2, 9), none, streams));
+    each("image-begin", ToProtector::image_by_itself(1, None, (0, 0), 0, streams, none));
+    each("increment", ToProtector::image_by_itself(2, Some(1), (2, 9), 0, none, streams));
     each("image-chunk", ToProtector::ImageChunk { image: 1, offset: 0, bytes: b"piece" });
     each("image-end", ToProtector::ImageEnd { image: 1, length: 5 });
     each("image-abandoned", ToProtector::ImageAbandoned { image: 1 });

@@ -82,14 +82,7 @@ impl World {
         (0..8).for_each(|rank| logs.set_replica(process(rank), None));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
-        let hello = ToProtector::Hello {
-            process: process(0),
-            incarnation: Incarnation::FIRST,
-            journal: none,
-            payload: none,
-            image: None,
-            committed: None,
-        };
+        let hello = ToProtector::hello(process(0), Incarnation::FIRST, none, none);
         honest.send(&hello).expect("a service that listens");
         honest.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).expect("a service that listens");
         World { logs, honest, connections: 0, _dir: dir }

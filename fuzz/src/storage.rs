@@ -36,14 +36,7 @@ pub fn check(data: &[u8]) -> bool {
 fn say_honestly(store: &mut Store) -> HeldLog {
     let speaker = Speaker { process: process(HONEST), incarnation: Incarnation::restarted(1) };
     let none = Span::default();
-    let hello = ToProtector::Hello {
-        process: speaker.process,
-        incarnation: speaker.incarnation,
-        journal: none,
-        payload: none,
-        image: None,
-        committed: None,
-    };
+    let hello = ToProtector::hello(speaker.process, speaker.incarnation, none, none);
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
     for message in [hello, ToProtector::Journal { position: 0, bytes: JOURNAL }, payload] {
         store.handle_message(speaker, &message).expect("what an observer says");

@@ -197,19 +197,12 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
     let span = |end| Span { start: 0, end };
     let (journal, payload) = (span(journal), span(payload));
-    ToProtector::Hello {
-        process: speaker.process,
-        incarnation: speaker.incarnation,
-        journal,
-        payload,
-        image: None,
-        committed: None,
-    }
+    ToProtector::hello(speaker.process, speaker.incarnation, journal, payload)
 }
 
 fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    ToProtector::image_by_itself(image, parent, (cut, 0), streams, ended)
+    ToProtector::image_by_itself(image, parent, (cut, 0), 0, streams, ended)
 }
 
 /// An image that the checkpoint engine takes for one.
@@ -588,7 +581,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
             0 => ToProtector::Journal { position, bytes },
             1 => ToProtector::Payload { position, stream, offset, bytes },
             2 => ToProtector::PayloadEnd { position, stream, offset },
-            3 => ToProtector::image_by_itself(image, None, (b, a), streams, streams),
+            3 => ToProtector::image_by_itself(image, None, (b, a), 0, streams, streams),
             4 => ToProtector::ImageChunk { image, offset: b, bytes },
             5 => ToProtector::ImageEnd { image, length: b },
             6 => ToProtector::ImageAbandoned { image },

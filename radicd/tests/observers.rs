@@ -308,8 +308,7 @@ fn logging() {
         let speaker = Speaker { process: me.process, incarnation };
         let mut log = Client::open(protector, &key, speaker, Channel::Journal, PATIENCE).unwrap();
         let (journal, payload) = (Span::default(), Span::default());
-        log.send(&ToProtector::Hello { process: me.process, incarnation, journal, payload, image: None, committed: None })
-            .unwrap();
+        log.send(&ToProtector::hello(me.process, incarnation, journal, payload)).unwrap();
         log.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).unwrap();
         let stable = FromProtector::JournalStable { position: JOURNAL.len() as u64 };
         while FromProtector::read(&log.receive().unwrap()).unwrap() != stable {}

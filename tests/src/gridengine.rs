@@ -210,18 +210,7 @@ impl GridEngine {
     /// # Panics
     /// If it does not in time.
     pub fn until(&self, job: &str, text: &str, limit: Duration) -> String {
-        let deadline = std::time::Instant::now() + limit;
-        while !self.said(job).contains(text) {
-            let late = std::time::Instant::now() >= deadline;
-            assert!(
-                !late,
-                "job {job} has not said {text:?} within {limit:?}, but:\n{}\n--- master\n{}",
-                self.said(job),
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.said(job)
+        process::until_said(limit, text, || self.said(job), || format!("\n--- master\n{}", self.log()))
     }
 
     /// A job's state, as `qstat` shows it; none: it has ended.

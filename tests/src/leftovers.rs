@@ -72,7 +72,7 @@ fn lock(dir: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-/// Kills what belongs to a cluster, with what it alone has in shared memory: whoever would clean up is killed, too, and other tests on this machine would find it. Whether all
+/// Kills what belongs to a cluster, with what it alone has in shared memory: what would clean up is killed, too, and other tests on this machine would find it. Whether all
 /// is gone.
 fn end_all(dir: &Path) -> bool {
     let shared = mapped_by(process::marked(dir).iter().map(process::Process::pid));

@@ -178,6 +178,19 @@ pub fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) 
     }
 }
 
+/// Waits until `said` has this text. The result is all that was said; `story` is told if it does not come in time.
+///
+/// # Panics
+/// If it does not.
+pub fn until_said(limit: Duration, text: &str, said: impl Fn() -> String, story: impl Fn() -> String) -> String {
+    let deadline = Instant::now() + limit;
+    while !said().contains(text) {
+        assert!(Instant::now() < deadline, "{text:?} was not said within {limit:?}, but:\n{}{}", said(), story());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    said()
+}
+
 /// Resident memory of a process, in KiB.
 pub fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

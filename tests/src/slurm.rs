@@ -147,16 +147,7 @@ impl Slurm {
 
     /// Waits until a job's script has printed this.
     pub fn until(&self, job: &str, text: &str, limit: Duration) -> String {
-        let deadline = std::time::Instant::now() + limit;
-        while !self.said(job).contains(text) {
-            assert!(
-                std::time::Instant::now() < deadline,
-                "job {job} has not said {text:?} within {limit:?}, but:\n{}",
-                self.said(job)
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.said(job)
+        process::until_said(limit, text, || self.said(job), String::new)
     }
 
     /// A job's state, as `scontrol show job` has it.

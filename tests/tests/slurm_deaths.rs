@@ -113,7 +113,7 @@ impl Run<'_> {
         "srun".to_owned()
     }
 
-    /// The result of the program, whose code is 0, as who looks at it gets it.
+    /// The result of the program, whose code is 0, as a user gets it.
     fn result(&self, dies: Dies, job: JobId) -> Vec<String> {
         let lines = |text: &str| text.lines().map(str::to_owned).collect();
         if dies == Dies::Script {

@@ -19,7 +19,7 @@ use radic_wire::local::{
 };
 use radic_wire::membership::Role;
 use radic_wire::peer::Report;
-use radic_wire::process::{Counters, Protect};
+use radic_wire::process::{Counters, PayloadMode, Protect};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
 /// Time between two events.
@@ -136,7 +136,7 @@ impl Cluster {
             home: self.node(0),
             started_ms: now_ms().saturating_sub(61_000) / 60_000 * 60_000,
             elapsed_ms: 61_000,
-            payload: radic_wire::process::PayloadMode::Log,
+            payload: PayloadMode::Log,
             outcome: None,
         }]
     }

@@ -144,21 +144,12 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();
     let mut journal = open(Channel::Journal);
     let (process, incarnation) = (speaker.process, speaker.incarnation);
-    journal
-        .send(&ToProtector::Hello {
-            process,
-            incarnation,
-            journal: Span::default(),
-            payload: Span::default(),
-            image: None,
-            committed: None,
-        })
-        .unwrap();
+    journal.send(&ToProtector::hello(process, incarnation, Span::default(), Span::default())).unwrap();
     for (number, bytes) in images.iter().enumerate() {
         let image = number as u64;
         let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());
         let mut connection = open(Channel::Image);
-        connection.send(&ToProtector::image_by_itself(image, parent, (0, 0), streams, streams)).unwrap();
+        connection.send(&ToProtector::image_by_itself(image, parent, (0, 0), 0, streams, streams)).unwrap();
         connection.send_bytes(bytes).unwrap();
         connection.end().unwrap();
         assert!(connection.receive().is_err());

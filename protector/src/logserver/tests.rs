@@ -145,7 +145,7 @@ fn fences_what_is_not_stable() -> LogServer {
 fn image_begin(image: u64) -> Vec<u8> {
     let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
     let (streams, ended) = (streams(), streams());
-    encoded(&radic_wire::log::ToProtector::image_by_itself(image, None, (0, 0), streams, ended))
+    encoded(&radic_wire::log::ToProtector::image_by_itself(image, None, (0, 0), 0, streams, ended))
 }
 
 /// The first image of rank 0.

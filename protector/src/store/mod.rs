@@ -151,6 +151,7 @@ impl Store {
             }
             self.handle_hello(speaker, journal.start..journal.end, payload.start..payload.end, committed)?;
             self.handle_under_way(process, image);
+            self.settle(process);
             return Ok(());
         }
         self.check_voice(speaker)?;
@@ -270,7 +271,6 @@ impl Store {
             // The replica has what there was before, and gets what there is now.
             self.set_replica(id, true);
         }
-        self.settle(id);
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl Store {
         }
     }
 
-    pub(super) fn commit_if_ready(&mut self, id: ProcessId) {
+    fn commit_if_ready(&mut self, id: ProcessId) {
         let durable = self.config.durable;
         let complete = self.complete_line(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
@@ -529,8 +529,7 @@ impl Store {
         if let Some(replica) = &mut process.role.replica {
             replica.renew();
             let journal = Span { start: log_end, end: log_end };
-            let hello =
-                ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None, committed: None };
+            let hello = ToProtector::hello(id, incarnation, journal, Span::default());
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));
         }
         Ok(Restart { images, range, cut, log_end, held, causes })

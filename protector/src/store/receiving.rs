@@ -36,7 +36,6 @@ impl Store {
         process.images.announced = image.filter(|image| !is_here(*image));
         let waits = process.images.incoming.as_mut().filter(|incoming| Some(incoming.number) == image);
         waits.into_iter().for_each(|incoming| incoming.is_told = false);
-        self.commit_if_ready(id);
     }
 
     /// Whether this process has an image under way that has not begun here.

@@ -46,14 +46,7 @@ impl Store {
         let journal = Span { start: process.journal_stable, end: process.journal.end().max(process.role.told.0) };
         let payload = Span { start: process.payload.stable, end: process.payload.end.max(process.role.told.1) };
         let mut messages = Vec::new();
-        let hello = ToProtector::Hello {
-            process: id,
-            incarnation: process.payload.counted,
-            journal,
-            payload,
-            image: None,
-            committed: None,
-        };
+        let hello = ToProtector::hello(id, process.payload.counted, journal, payload);
         messages.push(encoded(|out| hello.write(out)));
         if let Some(image) = process.images.useless {
             messages.push(encoded(|out| ToProtector::ImageUseless { image }.write(out)));

@@ -54,14 +54,7 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 
 fn hello(by: Speaker, end: u64) -> ToProtector<'static> {
     let span = Span { start: 0, end };
-    ToProtector::Hello {
-        process: by.process,
-        incarnation: by.incarnation,
-        journal: span,
-        payload: span,
-        image: None,
-        committed: None,
-    }
+    ToProtector::hello(by.process, by.incarnation, span, span)
 }
 
 fn begun(config: Config) -> Store {
@@ -110,7 +103,7 @@ fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) 
 /// An image that covers so much of the payload log.
 fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: &[(StreamId, u64)]) {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    let begin = ToProtector::image_by_itself(number, None, (cut, payload), streams, ended);
+    let begin = ToProtector::image_by_itself(number, None, (cut, payload), 0, streams, ended);
     let chunk = ToProtector::ImageChunk { image: number, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: number, length: 5 }] {
         store.handle_message(speaker(0), &message).unwrap();
@@ -191,9 +184,7 @@ fn payload_that_an_image_covers_may_come_after_it() {
     let mut store = Store::new(CONFIG);
     let (journal, payload) = (Span { start: 0, end: 0 }, Span { start: 5, end: 8 });
     let Speaker { process, incarnation } = speaker(0);
-    store
-        .handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None })
-        .unwrap();
+    store.handle_message(speaker(0), &ToProtector::hello(process, incarnation, journal, payload)).unwrap();
     // The image has a connection of its own. The process has closed the stream, whose last bytes are still on their way.
     image_after(&mut store, 0, 0, 8, &[(stream(0), u64::MAX)]);
     store.handle_verified(process, 0, true);
@@ -233,7 +224,7 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
     store
         .handle_message(
             speaker(0),
-            &ToProtector::image_by_itself(2, Some(1), (0, 0), CutStreams::new(&[]).unwrap(), CutStreams::new(&[]).unwrap()),
+            &ToProtector::image_by_itself(2, Some(1), (0, 0), 0, CutStreams::new(&[]).unwrap(), CutStreams::new(&[]).unwrap()),
         )
         .unwrap();
     assert!(said(&mut store).contains(&"ImageRefused { image: 2 }".to_owned()), "an increment of what is not committed");
@@ -247,7 +238,7 @@ fn a_stream_that_ends_where_numbers_do_is_held() {
     let (mut store, last) = (begun(CONFIG), u64::MAX - 1);
     let (streams, ended) = ([(stream(1), last)], [(stream(1), u64::MAX)]);
     let (streams, ended) = (CutStreams::new(&streams).unwrap(), CutStreams::new(&ended).unwrap());
-    let begin = ToProtector::image_by_itself(1, None, (0, 0), streams, ended);
+    let begin = ToProtector::image_by_itself(1, None, (0, 0), 0, streams, ended);
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: last, bytes: b"x" };
     store.handle_message(speaker(0), &begin).unwrap();
     store.handle_message(speaker(0), &ToProtector::ImageEnd { image: 1, length: 0 }).unwrap();
@@ -303,7 +294,7 @@ proptest! {
                 0 => ToProtector::Journal { position: a, bytes },
                 1 | 2 => ToProtector::Payload { position: b, stream: stream(a % 3), offset: b, bytes },
                 3 => ToProtector::PayloadEnd { position: b, stream: stream(a % 3), offset: b },
-                4 => ToProtector::image_by_itself(a, None, (b, a), streams, ended),
+                4 => ToProtector::image_by_itself(a, None, (b, a), 0, streams, ended),
                 5 => ToProtector::ImageChunk { image: a, offset: 0, bytes },
                 6 => ToProtector::ImageEnd { image: a, length: length as u64 },
                 7 => ToProtector::FetchPayload { stream: stream(a % 3), offset: b },

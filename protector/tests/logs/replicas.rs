@@ -31,7 +31,7 @@ fn the_replica_decides() {
     while observer.next() != "JournalStable { position: 200 }" {}
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
     let none = CutStreams::new(&[]).unwrap();
-    let begin = ToProtector::image_by_itself(1, None, (150, 7), none, none);
+    let begin = ToProtector::image_by_itself(1, None, (150, 7), 0, none, none);
     first.image(observer.speaker, &begin, &image(2, 0, 3));
     while !is_committed(&observer.next(), 1) {}
     // While it follows, it brings no process back. Then the protector is lost, and the process speaks to the replica.

@@ -4,7 +4,7 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::job::{EndReason, JobInfo, Outcome};
 use radic_wire::local::{LogSizes, ProcessInfo};
-use radic_wire::process::{Counters, Protect};
+use radic_wire::process::{Counters, PayloadMode, Protect};
 
 use super::model::{Facts, Report};
 use super::recoveries::{Cause, End, KnownBy, Step, history};
@@ -128,7 +128,7 @@ fn facts(events: Vec<Event>) -> Facts {
         home: "n1".parse().unwrap(),
         started_ms: BEGAN,
         elapsed_ms: 30_000,
-        payload: radic_wire::process::PayloadMode::Log,
+        payload: PayloadMode::Log,
         outcome: Some(Outcome { code: 0, reason: EndReason::Finished }),
     };
     let processes = (0..4).map(|rank| process(rank, u64::from(rank) * 300_000_000)).collect();

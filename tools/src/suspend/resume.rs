@@ -235,14 +235,7 @@ impl Upload<'_> {
         let received = self.saved.received();
         let mut voice = self.open(log, Channel::Journal)?;
         let (begin, payload) = (Span { start: first, end: journal.end }, Span { start: 0, end: received });
-        voice.send(&ToProtector::Hello {
-            process: self.process,
-            incarnation: begins_as(self.saved),
-            journal: begin,
-            payload,
-            image: None,
-            committed: None,
-        })?;
+        voice.send(&ToProtector::hello(self.process, begins_as(self.saved), begin, payload))?;
         // Images go by another connection, which may be faster.
         loop {
             let answer = voice.receive().context("waiting until its log is begun")?;
@@ -286,7 +279,7 @@ impl Upload<'_> {
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).context("too many streams")?;
         let SavedImage { image, parent, cut, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
-        client.send(&ToProtector::saved_image(image, parent, cut, self.line, streams, ended))?;
+        client.send(&ToProtector::image_by_itself(image, parent, (cut, 0), self.line, streams, ended))?;
         let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
         loop {
             let bytes = pieces.next()?;

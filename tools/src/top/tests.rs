@@ -5,7 +5,7 @@ use radic_wire::job::JobInfo;
 use radic_wire::local::{LogSizes, NodeState, ProcessInfo, Traffic};
 use radic_wire::log::{HeldStream, Span};
 use radic_wire::membership::Role;
-use radic_wire::process::{Counters, Protect};
+use radic_wire::process::{Counters, PayloadMode, Protect};
 
 use super::model::Screen;
 use super::*;
@@ -63,7 +63,7 @@ fn status(ranks: u32, counted: u64) -> ClusterStatus {
         home: "n1".parse().unwrap(),
         started_ms: 0,
         elapsed_ms: 61_000,
-        payload: radic_wire::process::PayloadMode::Log,
+        payload: PayloadMode::Log,
         outcome: None,
     };
     ClusterStatus {

@@ -46,14 +46,14 @@ proptest! {
         let (incarnation, bytes, pair) = (Incarnation { epoch, restart: c }, bytes.as_slice(), [(stream, a), (stream, b)]);
         let streams = CutStreams::new(&pair).unwrap();
         for message in [
-            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: None, committed: None },
-            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(number), committed: None },
+            ToProtector::hello(process, incarnation, span, span),
+            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(number), committed: Some(a) },
             ToProtector::ImageUnderWay { image: a },
             ToProtector::Journal { position: a, bytes },
             ToProtector::Payload { position: a, stream, offset: b, bytes },
             ToProtector::PayloadEnd { position: a, stream, offset: b },
-            ToProtector::image_by_itself(a, None, (b, number), streams, streams),
-            ToProtector::image_by_itself(a, Some(b), (b, number), streams, streams),
+            ToProtector::image_by_itself(a, None, (b, number), 0, streams, streams),
+            ToProtector::image_by_itself(a, Some(b), (b, number), 0, streams, streams),
             ToProtector::ImageChunk { image: a, offset: b, bytes },
             ToProtector::ImageEnd { image: a, length: b },
             ToProtector::ImageAbandoned { image: a },

@@ -177,29 +177,22 @@ fn place_in_payload(out: &mut Writer<'_>, kind: u8, position: u64, stream: &Stre
 }
 
 impl<'a> ToProtector<'a> {
-    /// The beginning of an image by itself: it is of no recovery line, and its process depends on no causes. `cut` and `payload` are where its logs stood.
+    /// The hello of a process that has no image under way, and was told of none that is committed.
+    pub const fn hello(process: ProcessId, incarnation: Incarnation, journal: Span, payload: Span) -> Self {
+        ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None }
+    }
+
+    /// The beginning of an image by itself, whose process depends on no causes, and had made its images of the lines up to `line`. `cut` and `payload` are where its logs stood.
     pub fn image_by_itself(
         image: u64,
         parent: Option<u64>,
         (cut, payload): (u64, u64),
-        streams: CutStreams<'a>,
-        ended: CutStreams<'a>,
-    ) -> Self {
-        let line = LineMark::default();
-        ToProtector::ImageBegin { image, parent, cut, payload, causes: 0, line, streams, ended }
-    }
-
-    /// The beginning of an image of a suspended job. All ranks have one of the same recovery line, so it counts at once.
-    pub fn saved_image(
-        image: u64,
-        parent: Option<u64>,
-        cut: u64,
         line: u64,
         streams: CutStreams<'a>,
         ended: CutStreams<'a>,
     ) -> Self {
         let line = LineMark { newest: line, joins: false };
-        ToProtector::ImageBegin { image, parent, cut, payload: 0, causes: 0, line, streams, ended }
+        ToProtector::ImageBegin { image, parent, cut, payload, causes: 0, line, streams, ended }
     }
 
     /// Writes the message.

@@ -67,18 +67,11 @@ fn an_image_of_an_earlier_incarnation_covers_no_payload_of_this_one() {
     let id = speaker(0).process;
     assert_eq!(restarted_as(&mut store, 1..2), [(1, 4)]);
     let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
-    let hello = ToProtector::Hello {
-        process: id,
-        incarnation: Incarnation::restarted(1),
-        journal,
-        payload,
-        image: None,
-        committed: None,
-    };
+    let hello = ToProtector::hello(id, Incarnation::restarted(1), journal, payload);
     store.handle_message(speaker(1), &hello).unwrap();
     let read = [(stream(1), 8)];
     let (streams, ended) = (CutStreams::new(&read).unwrap(), CutStreams::new(&[]).unwrap());
-    let begin = ToProtector::image_by_itself(2, None, (6, 0), streams, ended);
+    let begin = ToProtector::image_by_itself(2, None, (6, 0), 0, streams, ended);
     let chunk = ToProtector::ImageChunk { image: 2, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: 2, length: 5 }] {
         store.handle_message(speaker(1), &message).unwrap();
@@ -139,7 +132,7 @@ fn a_chain_that_is_too_long_to_be_read_is_refused() {
     for number in 1..=limits::LAYERS as u64 {
         said(&mut store);
         let (image, parent) = (number, Some(number - 1));
-        let begin = ToProtector::image_by_itself(image, parent, (0, 0), streams, streams);
+        let begin = ToProtector::image_by_itself(image, parent, (0, 0), 0, streams, streams);
         store.handle_message(speaker(0), &begin).unwrap();
         if number == limits::LAYERS as u64 {
             break;
@@ -161,7 +154,7 @@ fn a_whole_image_is_wanted_when_the_chain_is_two_times_as_long_as_one() {
     let (id, streams) = (speaker(0).process, CutStreams::new(&[]).unwrap());
     let piece = vec![0; limits::CHUNK];
     let mut make = |image: u64, parent: Option<u64>, mib: u64| {
-        let begin = ToProtector::image_by_itself(image, parent, (0, 0), streams, streams);
+        let begin = ToProtector::image_by_itself(image, parent, (0, 0), 0, streams, streams);
         store.handle_message(speaker(0), &begin).unwrap();
         let length = mib << 20;
         for offset in (0..length).step_by(piece.len()) {

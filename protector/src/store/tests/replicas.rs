@@ -240,14 +240,7 @@ fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
     let mut store = Store::new(CONFIG);
     let speaker = speaker(0);
     let span = Span { start: 7, end: 7 };
-    let hello = ToProtector::Hello {
-        process: speaker.process,
-        incarnation: speaker.incarnation,
-        journal: span,
-        payload: span,
-        image: None,
-        committed: None,
-    };
+    let hello = ToProtector::hello(speaker.process, speaker.incarnation, span, span);
     store.handle_message(speaker, &hello).unwrap();
     assert_eq!(store.stable_of(speaker.process, stream(1)), 0);
     let goes_on = |stream, offset| ToProtector::Payload { position: 7, stream, offset, bytes: b"" };
@@ -271,14 +264,7 @@ fn an_image_of_before_the_log_begins_is_refused() {
     let mut store = Store::new(CONFIG);
     let speaker = speaker(0);
     let (journal, payload) = (Span { start: 5, end: 5 }, Span { start: 8, end: 8 });
-    let hello = ToProtector::Hello {
-        process: speaker.process,
-        incarnation: speaker.incarnation,
-        journal,
-        payload,
-        image: None,
-        committed: None,
-    };
+    let hello = ToProtector::hello(speaker.process, speaker.incarnation, journal, payload);
     store.handle_message(speaker, &hello).unwrap();
     said(&mut store);
     image_after(&mut store, 0, 5, 7, &[(stream(1), 7)]);
@@ -355,14 +341,7 @@ fn a_log_that_was_let_go_restarts_nothing_before_it_has_what_was_acknowledged_el
     image(&mut store, 0, 0, &[]);
     store.handle_verified(id, 0, true);
     store.let_go(id);
-    let told = ToProtector::Hello {
-        process: id,
-        incarnation: Incarnation::FIRST,
-        journal: Span { start: 0, end: 6 },
-        payload: Span::default(),
-        image: None,
-        committed: None,
-    };
+    let told = ToProtector::hello(id, Incarnation::FIRST, Span { start: 0, end: 6 }, Span::default());
     assert_eq!(store.handle_message(speaker(0), &told), Ok(()));
     store.take_up(id);
     assert!(!store.can_restart(id) && store.has_let_go(id));

@@ -61,7 +61,7 @@ impl SavedRank {
     fn hello(&self, process: ProcessId) -> Vec<u8> {
         let journal = Span { start: self.images[0].0.cut, end: self.journal.0.end };
         let (payload, incarnation) = (Span { start: 0, end: self.received() }, self.begins_as());
-        code(|out| ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None }.write(out))
+        code(|out| ToProtector::hello(process, incarnation, journal, payload).write(out))
     }
 
     /// All messages of an image. The last one says where each stream stands.
@@ -73,7 +73,7 @@ impl SavedRank {
         let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|(of, _)| Some((of.stream, of.ended?))).collect();
         let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).expect("a few streams");
         let (image, parent, cut) = (*image, *parent, *cut);
-        let begin = code(|out| ToProtector::saved_image(image, parent, cut, line, streams, ended).write(out));
+        let begin = code(|out| ToProtector::image_by_itself(image, parent, (cut, 0), line, streams, ended).write(out));
         let chunk = |(index, bytes): (usize, &[u8])| {
             let offset = (index * PIECE) as u64;
             code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))

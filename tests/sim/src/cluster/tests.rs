@@ -126,9 +126,9 @@ fn a_suspended_job_without_what_only_other_logs_have_is_noticed() {
         causal(None)(plan);
         plan.suspensions = 2;
     };
-    // The program has been told something that is not in the journal, or it does again what it did in another way.
-    let noticed = violated(Breaks { alone: true, ..Breaks::default() }, suspended);
-    assert!(["G1", "G5"].contains(&noticed.as_str()), "{noticed}");
+    // Some seeds come to do again what they did in another way (G5) before the judge sees what is not in the journals.
+    let mut noticed = violations(1..60, Breaks { alone: true, ..Breaks::default() }, suspended);
+    assert!(noticed.any(|rule| rule == "G1"));
 }
 
 /// A rank is stopped for ever when another one is lost, of which it may know something: the job begins anew.
