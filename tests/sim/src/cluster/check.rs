@@ -24,7 +24,7 @@ use radic_wire::log::FromProtector;
 use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
-use super::machine::Machine;
+use super::machine::{Machine, name};
 use super::net::machine_of;
 use super::process::{Lib, Process};
 use super::world::World;
@@ -305,11 +305,18 @@ impl World {
     }
 
     /// The log from which a process that speaks to this machine's protector would be brought back: that protector's, or its replica's, if it is lost. The replica may have committed an
-    /// image that the lost one had not.
+    /// image that the lost one had not. A protector that stands still is lost when it is declared dead, though its machine is there.
     fn store_of(&self, process: ProcessId, protector: usize) -> Option<&Store> {
         let replica = || self.machines[protector].logs.replica(process);
-        let at = Some(protector).filter(|at| self.is_up(*at)).or_else(replica).filter(|at| self.is_up(*at))?;
+        let is_there = |at: &usize| self.is_up(*at) && !self.is_declared_dead(*at);
+        let at = Some(protector).filter(is_there).or_else(replica).filter(is_there)?;
         Some(self.machines[at].logs.server.store())
+    }
+
+    /// Whether the newest view is without this machine's node.
+    fn is_declared_dead(&self, at: usize) -> bool {
+        let newest = self.checks.views.last_key_value();
+        newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name(at)))
     }
 
     /// Whether the newest incarnation of a process logs with another machine's protector.

@@ -1,5 +1,6 @@
 //! The judge: whether the job has ended as it may, and has left nothing.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use radic_wire::ids::{Epoch, NodeName, Rank};
@@ -17,6 +18,41 @@ const GIVEN_UP: Duration = Duration::from_secs(105);
 /// So often within so long a rank may crash where it is and be brought back, as in `node/host.rs`.
 const CRASHES: usize = 3;
 const CRASH_TIME: Duration = Duration::from_secs(60);
+/// So often in a row it may die between its restore and living again.
+const RESTORES: u32 = 4;
+
+/// Crashes of ranks, by faults.
+#[derive(Default)]
+pub struct Crashes {
+    /// When each rank has crashed, where, and in which epoch of the job.
+    times: BTreeMap<(Rank, usize, Epoch), Vec<Duration>>,
+    /// How often in a row each rank has crashed on its way back.
+    returning: BTreeMap<Rank, u32>,
+    /// How often each rank has crashed so that nothing brings it back: no node has an image of it, or it has died too often on its way back.
+    early: BTreeMap<Rank, u32>,
+}
+
+impl Crashes {
+    /// A rank crashes at this machine, in this epoch and now.
+    pub fn handle_crash(&mut self, rank: Rank, times: (usize, Epoch, Duration), can_restart: bool, is_live: bool) {
+        let (machine, epoch, now) = times;
+        self.times.entry((rank, machine, epoch)).or_default().push(now);
+        let returning = self.returning.entry(rank).or_default();
+        *returning = if is_live { 0 } else { *returning + 1 };
+        if !can_restart || *returning == RESTORES {
+            *returning = 0;
+            *self.early.entry(rank).or_default() += 1;
+        }
+    }
+
+    /// Documented: a rank that crashes twice so that nothing brings it back, or once more at a node than [`CRASHES`] times within a minute, will do so again.
+    fn goes_on(&self, rank: Rank, node: &NodeName, epoch: Epoch) -> bool {
+        let last = self.times.iter().find(|((of, at, in_epoch), _)| *of == rank && name(*at) == *node && *in_epoch == epoch);
+        let last = last.map_or(&[][..], |(_, times)| times);
+        let often = last.len() > CRASHES && last[last.len() - 1] - last[last.len() - 1 - CRASHES] < CRASH_TIME;
+        often || self.early.get(&rank).is_some_and(|crashes| *crashes > 1)
+    }
+}
 
 impl World {
     /// How the job may end: well; without a majority also with an error that says so.
@@ -49,7 +85,7 @@ impl World {
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
-            && self.goes_on_crashing(*rank, node)
+            && self.crashes.goes_on(*rank, node, self.checks.epoch)
         {
             return self.counts.limits += 1;
         }
@@ -57,15 +93,6 @@ impl World {
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
-    }
-
-    /// Documented: a rank that crashes twice without a checkpoint that any node has, or once more there than [`CRASHES`] times within a minute, will do so again.
-    fn goes_on_crashing(&self, rank: Rank, node: &NodeName) -> bool {
-        let last =
-            self.crashes.iter().find(|((of, at, epoch), _)| *of == rank && name(*at) == *node && *epoch == self.checks.epoch);
-        let last = last.map_or(&[][..], |(_, times)| times);
-        let often = last.len() > CRASHES && last[last.len() - 1] - last[last.len() - 1 - CRASHES] < CRASH_TIME;
-        often || self.early_crashes.get(&rank).is_some_and(|crashes| *crashes > 1)
     }
 
     /// Nothing is left of the job on any node that can be reached.

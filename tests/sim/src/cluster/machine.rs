@@ -199,7 +199,6 @@ impl World {
                 let is_this = |p: &Process| p.id.rank.0 == rank && p.ended.is_none();
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
-                    self.crashes.entry((id.rank, machine, self.checks.epoch)).or_default().push(now);
                     // What is left of an epoch before brings nothing back, nor does what a node has that counts as dead.
                     let (epoch, view) = (self.checks.epoch, self.machines[machine].node.as_ref().and_then(|node| node.view()));
                     let is_member =
@@ -209,9 +208,9 @@ impl World {
                         let is_current = store.incarnation(id).is_some_and(|of| of.epoch == epoch);
                         self.is_up(at) && is_member(at) && store.can_restart(id) && is_current
                     };
-                    if !(0..self.machines.len()).any(can_restart) {
-                        *self.early_crashes.entry(id.rank).or_default() += 1;
-                    }
+                    let can_restart = (0..self.machines.len()).any(can_restart);
+                    let is_live = self.processes[pid].lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
+                    self.crashes.handle_crash(id.rank, (machine, epoch, now), can_restart, is_live);
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));
                 }
             }

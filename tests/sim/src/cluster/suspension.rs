@@ -387,11 +387,12 @@ impl World {
         self.command_says(self.command.client(), Request::EndSuspended);
     }
 
-    /// A resumed job is ended when a node is lost that alone has logs of its ranks: one that is on its way back finds the others gone, and nothing of it counts any more.
+    /// It is decided how the job ends, by its ranks' own ends or by a loss or a crash that nothing makes good: a rank that is on its way back finds the others gone, and nothing of it
+    /// counts any more.
     pub fn is_ended_by_its_home(&self) -> bool {
         let is_ended = |process: &Process| process.ended == Some(ExitStatus::Signal(libc::SIGTERM));
         let is_ending = |job| self.machines.iter().any(|at| at.node.as_ref().is_some_and(|node| node.has_decided_end(job)));
-        self.command.number > 0 && (self.processes.iter().any(is_ended) || self.terminal.job().is_some_and(is_ending))
+        self.processes.iter().any(is_ended) || self.terminal.job().is_some_and(is_ending)
     }
 
     /// Whether something of a process may be lost that others depend on: the job begins anew when that is noticed.

@@ -13,6 +13,7 @@ use radic_wire::ids::{Epoch, ProcessId, Rank};
 use super::check::Checks;
 use super::counts::{Breaks, Counts};
 use super::images::Saved;
+use super::judge::Crashes;
 use super::machine::Machine;
 use super::net::Net;
 use super::past::Pasts;
@@ -56,10 +57,7 @@ pub struct World {
     pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
     /// The home where the job has ended well, and whether it is lost: no other node knows how.
     pub over: Option<(usize, bool)>,
-    /// How often each rank crashed that no node could have brought back.
-    pub early_crashes: BTreeMap<Rank, u32>,
-    /// When each rank has crashed, where, and in which epoch of the job.
-    pub crashes: BTreeMap<(Rank, usize, Epoch), Vec<Duration>>,
+    pub crashes: Crashes,
     pub breaks: Breaks,
     tracing: bool,
     /// When the job was started.
@@ -78,7 +76,7 @@ impl World {
         plan.stays &= plan.causal && plan.replicas == 1;
         let (queue, machines, processes, net, saved) = Default::default();
         let (command, suspensions) = (Command::default(), plan.suspensions);
-        let (terminal, checks, pasts, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
+        let (terminal, checks, pasts, counts, kept, over, crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
         let mut world = World {
@@ -100,7 +98,6 @@ impl World {
             counts,
             kept,
             over,
-            early_crashes,
             crashes,
             breaks,
             tracing,
