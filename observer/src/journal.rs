@@ -52,6 +52,15 @@ struct Thread {
     at: (u64, u64),
     /// A reading of a clock that the rule gave, if nothing else has come of a call since.
     reading: Option<Reading>,
+    /// The same two sums when a send of this thread that does not wait was last taken whole, if the log does not say that it was.
+    taken: Option<(u64, u64)>,
+}
+
+impl Thread {
+    /// When a send was last taken whole of which the log says nothing, after an outcome that stood after `own` bytes of this thread, and after `recorded` bytes of all.
+    fn taken_after(&self, own: Option<u64>, recorded: u64) -> Option<(u64, u64)> {
+        self.taken.filter(|(all, at)| own.map_or(*all > recorded, |own| *at > own))
+    }
 }
 
 /// A reading of a clock that is not in the log, because the rule gives it: as it would be recorded.
@@ -87,8 +96,6 @@ pub struct Journal {
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
-    /// What `all_sent` was when a send that does not wait was last taken whole.
-    taken: u64,
     /// The number of the last outcome's thread.
     thread: u32,
     /// What the threads were told of clocks.
@@ -112,20 +119,7 @@ impl Journal {
         numbers.push(Some(Number { name: 0, place: Some(0) }));
         let (ring, threads, most) = (Ring::new(capacity), table, threads);
         let clocks = Clocks::new(most);
-        Journal {
-            ring,
-            stable: 0,
-            shipped: 0,
-            threads,
-            numbers,
-            most,
-            sent: 0,
-            all_sent: 0,
-            taken: 0,
-            thread: 0,
-            clocks,
-            scratch,
-        }
+        Journal { ring, stable: 0, shipped: 0, threads, numbers, most, sent: 0, all_sent: 0, thread: 0, clocks, scratch }
     }
 
     /// The position after the last outcome.
@@ -263,16 +257,27 @@ impl Journal {
         if let Some(name) = begins {
             self.bind(number, name);
         }
+        let recorded = self.all_sent - self.sent.saturating_sub(sent);
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
+            thread.taken = thread.taken_after(own, recorded).map(|(all, at)| (all, at - own.unwrap_or(0)));
             thread.reading = thread.reading.take().filter(|_| early);
             thread.empties = passed.map_or(0, |passed| thread.empties.saturating_sub(passed));
             thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
         }
-        self.handle_taken_served(number, sent);
+        self.pass(number, sent);
     }
 
     /// Sends were taken ([`Determinant::Taken`]). That belongs to no call: what is counted of the thread goes on.
-    pub(crate) fn handle_taken_served(&mut self, number: u32, sent: u64) {
+    pub(crate) fn handle_taken_served(&mut self, number: u32, sent: u64, own: Option<u64>) {
+        let recorded = self.all_sent - self.sent.saturating_sub(sent);
+        if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
+            thread.taken = thread.taken_after(own, recorded);
+        }
+        self.pass(number, sent);
+    }
+
+    /// An outcome of this thread stood after `sent` bytes.
+    fn pass(&mut self, number: u32, sent: u64) {
         self.sent = self.sent.saturating_sub(sent);
         self.thread = number;
     }
@@ -318,7 +323,7 @@ impl Journal {
         self.ring.trim(needed.max(self.ring.start()));
         self.ring.push(&self.scratch[..length]);
         match outcome {
-            Determinant::Taken if number.is_some() => self.handle_taken_served(index, sent),
+            Determinant::Taken if number.is_some() => self.handle_taken_served(index, sent, own),
             _ => self.handle_served((index, number.is_none().then_some(name)), (sent, own), (None, false)),
         }
         Ok(())
@@ -344,17 +349,19 @@ impl Journal {
             }
             None => None,
         };
-        if self.is_taken() && self.has_room() {
-            self.append_before(thread, &Determinant::Taken, self.all_sent - self.taken)?;
+        if let Some(taken) = self.threads[thread as usize].taken
+            && self.has_room()
+        {
+            let (since, own) = self.since(thread, taken);
+            self.append_between(thread, &Determinant::Taken, since, own)?;
         }
         Ok(clock)
     }
 
     /// Whether something has happened to `thread` that is not in the log.
     pub(crate) fn has_choices(&self, thread: u32) -> bool {
-        self.empties(thread) > 0
-            || self.is_taken()
-            || self.threads.get(thread as usize).is_some_and(|thread| thread.reading.is_some())
+        let has_choices = |thread: &Thread| thread.empties > 0 || thread.taken.is_some() || thread.reading.is_some();
+        self.threads.get(thread as usize).is_some_and(has_choices)
     }
 
     /// The rule gave `thread` a time: what would be recorded of it.
@@ -368,11 +375,6 @@ impl Journal {
     /// Bytes sent since a moment with these sums, on all streams and by this thread.
     fn since(&self, thread: u32, at: (u64, u64)) -> (u64, u64) {
         (self.all_sent - at.0, self.sent_by(thread).saturating_sub(at.1))
-    }
-
-    /// Whether a send that does not wait was taken whole after the last outcome.
-    fn is_taken(&self) -> bool {
-        self.taken > self.all_sent - self.sent
     }
 
     /// The last empty outcome becomes one of the log, at its place.
@@ -407,9 +409,12 @@ impl Journal {
         self.all_sent += bytes;
     }
 
-    /// All that was sent until now was taken, and need not have been.
-    pub(crate) fn handle_taken(&mut self) {
-        self.taken = self.all_sent;
+    /// All that this thread has sent until now was taken, and need not have been.
+    pub(crate) fn handle_taken(&mut self, thread: u32) {
+        let all = self.all_sent;
+        if let Some(thread) = self.threads.get_mut(thread as usize) {
+            thread.taken = Some((all, thread.sent));
+        }
     }
 
     /// Empty outcomes of `thread` since its last outcome.
@@ -599,7 +604,7 @@ mod tests {
         let mut journal = journal();
         journal.handle_empty(0).unwrap();
         journal.handle_sent(0, 5);
-        journal.handle_taken();
+        journal.handle_taken(0);
         journal.handle_sent(0, 7);
         assert!(journal.has_choices(0));
         (0..2).for_each(|_| assert_eq!(journal.record_choices(0), Ok(None)));
@@ -607,8 +612,9 @@ mod tests {
         assert_eq!((journal.empties(0), journal.sent()), (0, 7));
         let ship = journal.poll_ship().unwrap();
         let mut from = Reader::new(ship.head);
-        for expected in [Determinant::Own { bytes: 0 }, Determinant::Nothing, Determinant::Sent { bytes: 5 }, Determinant::Taken]
-        {
+        let (nothing, five) = ([Determinant::Own { bytes: 0 }, Determinant::Nothing], 5);
+        let taken = [Determinant::Sent { bytes: five }, Determinant::Own { bytes: five }, Determinant::Taken];
+        for expected in nothing.into_iter().chain(taken) {
             assert_eq!(Determinant::read(&mut from), Ok(expected));
         }
         assert!(from.finish().is_ok());

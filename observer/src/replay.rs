@@ -179,6 +179,11 @@ impl Head {
         if sends { has_sent } else { journal.empties(thread) >= self.empties }
     }
 
+    /// Whether its own thread has sent as much as then, if the log says how much that was.
+    fn has_sent_own(&self, journal: &Journal) -> bool {
+        self.own.is_none_or(|own| journal.sent_of(self.thread, self.begins) >= own)
+    }
+
     /// Empty outcomes of its thread until now.
     fn empties(&self, journal: &Journal) -> u64 {
         journal.empties_of(self.thread, self.begins)
@@ -467,7 +472,8 @@ impl Replay {
         self.read_head()?;
         let Some(head) = self.head else { return Ok(Err(Served::Fetch)) };
         let is_loose = match self.awaited_outcome()? {
-            Determinant::Taken => true,
+            // Another thread may have sent more than then.
+            Determinant::Taken => head.has_sent_own(journal),
             // Its thread may have found nothing then before its turn, as here.
             Determinant::Nothing => head.empties(journal) > head.empties,
             _ => false,
@@ -490,8 +496,9 @@ impl Replay {
         };
         let (outcome, gate_a) = (self.awaited_outcome()?, head.is_open(journal));
         let sends = matches!(ask, Ask::Send { .. });
-        // No thread's turn ends with what belongs to no call.
-        let is_turn = outcome == Determinant::Taken || journal.is_thread(thread, head.thread, head.begins);
+        // No thread's turn ends with what belongs to no call; but if its own thread is to send first, others let it.
+        let is_loose = outcome == Determinant::Taken && head.own.is_none();
+        let is_turn = is_loose || journal.is_thread(thread, head.thread, head.begins);
         let is_reached = blocking && !sends || head.is_reached(journal, thread, sends);
         let at_its_place = is_turn && gate_a && is_reached;
         if at_its_place && ask.fits(&outcome) {
@@ -607,7 +614,8 @@ impl Replay {
     /// Whether the next outcome says that sends were taken, and its place is reached.
     pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
         self.read_head()?;
-        Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(|head| head.is_open(journal)))
+        let is_here = |head: Head| head.is_open(journal) && head.has_sent_own(journal);
+        Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(is_here))
     }
 
     /// The outcome that was offered.
@@ -620,7 +628,7 @@ impl Replay {
         let (is_taken, is_nothing) = (self.outcome() == Some(Determinant::Taken), self.outcome() == Some(Determinant::Nothing));
         let Some(head) = self.head.take() else { return };
         if is_taken && head.begins.is_none() {
-            journal.handle_taken_served(head.thread, head.sent);
+            journal.handle_taken_served(head.thread, head.sent, head.own);
         } else {
             let early = self.early.iter().position(|early| *early == head.position).map(|at| self.early.swap_remove(at));
             let passed = early.map(|_| head.empties).or(is_nothing.then_some(head.empties.saturating_add(1)));

@@ -353,7 +353,7 @@ pub enum Determinant<'a> {
     },
     /// A call found nothing, and then the process printed something, which no peer asks it for again. Other empty outcomes are only counted.
     Nothing,
-    /// Something left the process in the same way after sends that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
+    /// Something left the process in the same way after sends of this thread that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
     Taken,
     /// A clock was read, and the time is not what the rule of readings gives.
     Time {
@@ -460,7 +460,7 @@ impl<'a> Determinant<'a> {
 
     /// Whether its place is between two sends of its thread, and the thread's other calls do not say where.
     pub fn is_among_sends(&self) -> bool {
-        self.sends_on().is_some() || matches!(self, Determinant::Nothing | Determinant::Time { .. })
+        self.sends_on().is_some() || matches!(self, Determinant::Nothing | Determinant::Time { .. } | Determinant::Taken)
     }
 
     /// The descriptor, and how many bytes were taken, if it is the outcome of a send.

@@ -79,7 +79,7 @@ impl Observer {
         let place = self.outbox.reserve(&mut self.table.on(fd)?.outgoing.queue, bytes);
         self.journal.handle_sent(thread, bytes as u64);
         if !blocking {
-            self.journal.handle_taken();
+            self.journal.handle_taken(thread);
         }
         Ok(Some(place))
     }
@@ -213,7 +213,7 @@ impl Observer {
             };
         self.journal.handle_sent(thread, len as u64);
         if len == bytes.len() && !blocking {
-            self.journal.handle_taken();
+            self.journal.handle_taken(thread);
         }
         Ok(len)
     }

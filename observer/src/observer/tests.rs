@@ -193,6 +193,32 @@ fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
     assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
 }
 
+/// One thread prints after its own send was taken, and another one had sent before. On the way back the other one sends more, first: the send that was printed of is taken all the same,
+/// and the process is not live before that.
+#[test]
+fn what_is_printed_after_a_send_of_one_of_two_threads_is_printed_after_that_one() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, threads: 2, ..Config::default() };
+    let mut image = Observer::new(process(0), &config);
+    [(3, 1), (4, 2)].into_iter().for_each(|(fd, rank)| _ = image.connect(fd, process(rank)).unwrap().unwrap());
+    image.begin_thread(7).unwrap();
+    let mut first = image.clone();
+    assert_eq!(first.send(1, 4, b"before", 0, true), Ok(Send::Taken { len: 6, whole: true }));
+    assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+    let end = first.gate_of_output(0).unwrap().expect("the output waits");
+    let log = first.poll_journal().unwrap().head.to_vec();
+    let mut again = image;
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    assert_eq!(again.send(1, 4, b"before", 0, true), Ok(Send::Taken { len: 6, whole: true }));
+    assert_eq!(again.send(1, 4, b"more than then", 0, true), Ok(Send::Taken { len: 14, whole: true }));
+    assert_eq!(again.ready(1, None, false, &mut []), Ok(Ready::Nothing));
+    assert_eq!(again.phase(), Phase::Replaying, "the thread that has printed has not sent");
+    assert_eq!(again.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+    assert_eq!(again.gate_of_output(0), Ok(None));
+    assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
+}
+
 /// The log is over, and the peer has not said how much it has. What is sent is taken whatever room there is, and that is recorded before anything is printed.
 #[test]
 fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
