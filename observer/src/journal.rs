@@ -258,11 +258,14 @@ impl Journal {
             self.bind(number, name);
         }
         let recorded = self.all_sent - self.sent.saturating_sub(sent);
+        // Another outcome of one of several threads comes after all that it has sent.
+        let is_among = own.is_some() || self.threads() == 1;
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
-            thread.taken = thread.taken_after(own, recorded).map(|(all, at)| (all, at - own.unwrap_or(0)));
+            let taken = thread.taken_after(own, recorded).filter(|_| is_among);
             thread.reading = thread.reading.take().filter(|_| early);
             thread.empties = passed.map_or(0, |passed| thread.empties.saturating_sub(passed));
             thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
+            thread.taken = taken.map(|(all, at)| (all, at.saturating_sub(own.unwrap_or(0)).min(thread.sent)));
         }
         self.pass(number, sent);
     }

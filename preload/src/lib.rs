@@ -23,6 +23,7 @@ mod child;
 mod children;
 pub mod counters;
 mod doubts;
+mod ends;
 pub mod fds;
 mod greeting;
 #[allow(unsafe_code)]

@@ -15,11 +15,12 @@ use radic_observer::{Context, Failure};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
-use radic_wire::process::{FromNode, ToNode};
+use radic_wire::process::{FromNode, ProgramEnd, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
+use crate::ends;
 use crate::greeting::{self, Incoming, To};
 use crate::layer::{Arrived, Layer, Lingering, fail, sure};
 use crate::swap::{Aside, ask_when_silent, dial, discard, is_given_up, listen};
@@ -592,8 +593,10 @@ impl Layer {
         for (fd, slot) in open {
             crate::ops::socket::finish(self, fd, slot, true);
         }
+        let output = self.outputs.offsets();
+        let end = ends::code().map(|code| ProgramEnd { code, output });
         self.drive_session(|session, cx| {
-            session.handle_leaving(cx.now);
+            session.handle_leaving(cx.now, end);
             Ok(())
         });
     }

@@ -22,7 +22,7 @@ use crate::membership::{Member, MembershipMessage};
 use crate::process::StreamEnd;
 
 use crate::suspension::{Resumption, Suspension};
-pub use questions::{Answer, Deaths, Flow, HeldCauses, LineAnswer, LineStep, Query, Report, Revival};
+pub use questions::{Answer, Deaths, Flow, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Report, Revival};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -514,6 +514,15 @@ pub enum FromHost {
         /// How far it had come with MPI.
         phase: MpiPhase,
     },
+    /// a rank has come to its end, and all that it has printed is printed or kept. Its process waits for [`ToHost::LetGo`].
+    AtEnd {
+        /// The rank.
+        rank: Rank,
+        /// The code with which it is about to exit.
+        code: i32,
+        /// How far it has come with MPI.
+        phase: MpiPhase,
+    },
     /// something of a rank is not protected: the terminal is told of the first of each kind.
     Unprotected {
         /// Of what kind.
@@ -606,6 +615,8 @@ pub enum ToHost {
         /// The ranks.
         ranks: Vec<Rank>,
     },
+    /// All ranks of the job have come to their ends, and every node remembers that: their processes may end.
+    LetGo(Epoch),
     /// Output has been printed, or is kept: it will not be asked for again.
     OutputTaken {
         /// The rank.

@@ -358,6 +358,9 @@ pub enum ToNode {
         /// No image of this process has it any more.
         for_good: bool,
     },
+    /// The program has come to its end, and all that it has printed before is stable. The process waits: others may need again what it has sent. [`FromNode::MayEnd`] says that none
+    /// will.
+    AtEnd(ProgramEnd),
     /// Where is this process now? The answer is `Place`.
     Where {
         /// Repeated in the answer.
@@ -452,6 +455,8 @@ pub enum FromNode {
     Refused(String),
     /// Another protector, because the one before is gone.
     Protector(SocketAddr),
+    /// All ranks of the job have come to their ends, and every node knows: none is brought back, so this process may end.
+    MayEnd,
     /// To `Connecting`: the process that listens there, if it is protected.
     Peer {
         /// The question's number.
@@ -568,6 +573,15 @@ pub struct Point {
     pub fences: u64,
     /// It had said `init` to its PMI server, and `finalize`.
     pub pmi: (bool, bool),
+}
+
+/// How the program of a process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramEnd {
+    /// The code with which the process is about to exit.
+    pub code: i32,
+    /// As [`Point::output`], at the end.
+    pub output: [u64; 2],
 }
 
 /// What a restored process is told.

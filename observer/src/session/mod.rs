@@ -16,7 +16,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::ProcessId;
 use radic_wire::log::{FromProtector, ToProtector};
-use radic_wire::process::ToNode;
+use radic_wire::process::{ProgramEnd, ToNode};
 
 use crate::{Context, Failure};
 
@@ -362,14 +362,26 @@ impl Session {
 
     // ---- the end of the process
 
-    /// The program has ended, and has ended all of its streams.
-    pub fn handle_leaving(&mut self, now: Duration) {
+    /// The program has ended in this way, if that is known, and has ended all of its streams. What it has printed is stable.
+    pub fn handle_leaving(&mut self, now: Duration, end: Option<ProgramEnd>) {
         if self.leaving.is_none() {
-            self.leaving = Some(Leaving::new(now));
+            self.leaving = Some(Leaving::new(now, end));
             if self.is_up() {
                 self.actions.push_back(Action::Say(ToProtector::Closing));
             }
         }
+    }
+
+    /// All ranks of the job have come to their ends, and every node knows.
+    pub fn handle_may_end(&mut self) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.is_let_go = true;
+        }
+    }
+
+    /// Whether no process of the job wants anything of this one any more.
+    pub fn is_let_go(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.is_let_go)
     }
 
     /// Whether the process may end: its protector has all that it has received, and what it has sent is safe. Asks, if it is time to.
@@ -380,9 +392,19 @@ impl Session {
         if is_held && leaving.tells() {
             self.actions.push_back(Action::Tell(ToNode::Closing));
         }
-        let is_safe = leaving::is_safe(cx.observer);
+        let (is_safe_elsewhere, is_safe) = leaving::is_safe(cx.observer);
+        let makes_lines = cx.observer.payload().line().is_some();
+        if makes_lines
+            && is_safe_elsewhere
+            && let Some(end) = leaving.take_end()
+        {
+            self.actions.push_back(Action::Tell(ToNode::AtEnd(end)));
+        }
+        if leaving.is_let_go && is_safe_elsewhere {
+            return true;
+        }
         if !(is_held && is_safe) && leaving.is_due(cx.now) {
-            if cx.observer.payload().line().is_some() {
+            if makes_lines && leaving.is_alone(cx.now) {
                 // The next recovery line covers what was received, here and at the receivers of what was sent.
                 self.actions.push_back(Action::Tell(ToNode::Pressed));
             }

@@ -197,7 +197,7 @@ fn a_process_that_ends_says_so_and_waits_until_all_is_safe() {
     let mut side = Side::up();
     let (may_end, _) = side.drive(|session, cx| session.may_end(cx));
     assert!(!may_end, "it runs");
-    let ((), actions) = side.drive(|session, cx| session.handle_leaving(cx.now));
+    let ((), actions) = side.drive(|session, cx| session.handle_leaving(cx.now, None));
     assert_eq!(actions, [Action::Say(ToProtector::Closing)]);
     // Something that it has sent is not safe.
     let slot = side.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");

@@ -67,6 +67,10 @@ impl Layer {
                 session.handle_named(cx, address);
                 Ok(())
             }),
+            FromNode::MayEnd => self.drive_session(|session, _| {
+                session.handle_may_end();
+                Ok(())
+            }),
             FromNode::Stable { stream, offset } => {
                 self.drive_session(|session, cx| session.handle_stable(cx, stream, offset));
             }

@@ -230,6 +230,6 @@ impl Layer {
         sure(self.observer.handle_leaving());
         self.tend();
         let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
-        may_end && self.unsent.is_empty() && !self.bulk.has_unsent()
+        may_end && (self.session.is_let_go() || self.unsent.is_empty() && !self.bulk.has_unsent())
     }
 }

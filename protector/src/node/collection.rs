@@ -195,6 +195,12 @@ impl Node {
             held.values().flat_map(|held| held.said.iter().chain(&held.deaths.over)).copied().collect();
         known.extend(held.values().flat_map(|held| &held.deaths.lost).map(|(rank, _)| *rank));
         let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|rank| *rank != process.rank && !known.contains(rank)).collect();
+        if let Some(end) = held.values().find_map(|held| held.end) {
+            self.collections.running.remove(&process);
+            self.lines.handle_end(process.job, incarnation.epoch, end);
+            self.count_as_ended(now, process, incarnation.epoch);
+            return;
+        }
         if silent || !is_same || !missing.is_empty() || held.values().any(|held| held.deaths.view != view) {
             return self.rest(now, process, &missing);
         }
@@ -315,7 +321,7 @@ impl Node {
             return;
         };
         let line = self.lines.complete_for_recovery(job, epoch);
-        let held = HeldCauses { deaths: self.deaths(job, epoch), said, sets, line };
+        let held = HeldCauses { deaths: self.deaths(job, epoch), said, sets, line, end: self.lines.end_of(job, epoch) };
         self.send(&asker, PeerMessage::Answer(number, Answer::Causes(Box::new(held))));
     }
 }

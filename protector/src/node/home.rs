@@ -379,7 +379,7 @@ impl Home {
     /// The ranks whose images make a recovery line; none while the job ends, or its ranks are stopped.
     pub fn ranks_of_lines(&self) -> BTreeSet<Rank> {
         let is_stopped = self.suspending.is_some() && !self.waits_for_line();
-        if self.phase != Phase::Running || self.outcome.is_some() || is_stopped {
+        if self.phase != Phase::Running || is_stopped {
             return BTreeSet::new();
         }
         (0..self.spec.ranks).map(Rank).filter(|rank| !self.has_ended(*rank)).collect()
@@ -490,6 +490,7 @@ impl Home {
             | FromHost::LaunchFailed { rank, .. }
             | FromHost::Output { rank, .. }
             | FromHost::Exited { rank, .. }
+            | FromHost::AtEnd { rank, .. }
             | FromHost::Aborted { rank, .. }
                 if self.knows(rank) && !self.is_restarting() =>
             {
@@ -524,6 +525,10 @@ impl Home {
                 *state = RankState::Ended;
                 self.end_output(rank);
                 self.handle_exit(rank, node, status, phase);
+            }
+            // It is about to exit so, and the job ends for that: no other rank is waited for.
+            FromHost::AtEnd { code, phase, .. } if code != 0 && phase != MpiPhase::After => {
+                self.handle_exit(rank, node, ExitStatus::Code(code), phase);
             }
             FromHost::Aborted { code, message, .. } => {
                 // A shell sees the low eight bits. An abort whose low bits are 0 must not look like success.

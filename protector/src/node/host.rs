@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
-use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
-use radic_wire::process::{Point, Protect, Protection};
+use radic_wire::peer::{FromHost, HostReport, JobEnd, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
+use radic_wire::process::{Point, ProgramEnd, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
@@ -55,6 +55,8 @@ pub struct Host {
     sent: BTreeSet<i32>,
     /// The ranks are stopped, to be suspended.
     frozen: bool,
+    /// All ranks of the job have come to their ends: none is brought back.
+    end: Option<JobEnd>,
     outputs: VecDeque<HostOutput>,
 }
 
@@ -137,6 +139,7 @@ impl Host {
             orphaned: None,
             sent,
             frozen,
+            end: None,
             outputs,
         }
     }
@@ -273,6 +276,8 @@ impl Host {
                 self.outputs.extend(again.map(HostOutput::ToHome));
             }
         }
+        self.ranks.values_mut().for_each(LocalRank::forget_end_told);
+        self.report_at_end();
     }
 
     /// How the ranks here have ended, for a home that comes after this host is over. Empty for an epoch from which the job does
@@ -444,7 +449,7 @@ impl Host {
     /// The home speaks.
     pub fn handle_message(&mut self, now: Duration, message: ToHost) {
         match message {
-            ToHost::Launch { .. } | ToHost::MakeLine { .. } => {} // The node handles it.
+            ToHost::Launch { .. } | ToHost::MakeLine { .. } | ToHost::LetGo(_) => {} // The node handles it.
             ToHost::Stdin { number, data } => self.outputs.push_back(HostOutput::Stdin { number, data }),
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);
@@ -608,6 +613,7 @@ impl Host {
             self.outputs.push_back(HostOutput::ToHome(FromHost::Output { rank, stream, offset, data }));
         }
         state.read(rank, &mut self.outputs);
+        self.report_at_end();
         self.report_ended();
     }
 
@@ -615,6 +621,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         state.outlet(stream).handle_taken(offset);
         state.read(rank, &mut self.outputs);
+        self.report_at_end();
         self.report_ended();
     }
 
@@ -628,6 +635,47 @@ impl Host {
                 state.miss(libc::SIGKILL);
             } else {
                 self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+            }
+        }
+    }
+
+    /// The program of a rank has come to its end.
+    pub fn handle_at_end(&mut self, rank: Rank, end: ProgramEnd) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.end = Some((end, false));
+        }
+        self.report_at_end();
+    }
+
+    /// A rank was let go, and exits.
+    pub fn handle_leaving(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.end = None;
+        }
+    }
+
+    /// All ranks of the job have come to their ends: one that is lost here since has ended.
+    pub fn handle_all_at_end(&mut self, now: Duration, end: JobEnd) {
+        self.end = Some(end);
+        for (rank, state) in &mut self.ranks {
+            if state.is_to_be_brought_back() {
+                state.exit_at_end(ExitStatus::Code(end.code_of(*rank)), now);
+            }
+        }
+        self.report_ended();
+    }
+
+    /// The ranks that have come to their ends, as the home was told.
+    pub fn ranks_at_end(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.ranks.iter().filter(|(_, state)| state.is_at_end()).map(|(rank, _)| *rank)
+    }
+
+    /// Tells the home which ranks have come to their ends. Until its output is printed, bringing a rank back is the only way to that output if this node is lost.
+    fn report_at_end(&mut self) {
+        for (rank, state) in &mut self.ranks {
+            if let Some(code) = state.take_end_to_tell() {
+                let phase = state.mpi_phase();
+                self.outputs.push_back(HostOutput::ToHome(FromHost::AtEnd { rank: *rank, code, phase }));
             }
         }
     }
@@ -646,6 +694,9 @@ impl Host {
     /// A process has ended.
     pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
+        // All that it was there for is done.
+        let waits = state.is_at_end() && !matches!(status, ExitStatus::Signal(signal) if self.sent.contains(&signal));
+        let status = self.end.filter(|_| waits).map_or(status, |end| ExitStatus::Code(end.code_of(rank)));
         let ended_by = match status {
             ExitStatus::Signal(signal) => Some(signal),
             // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.
@@ -661,6 +712,7 @@ impl Host {
         if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.phase.is_ending())
             && !self.sent.contains(&signal)
             && !was_killed
+            && self.end.is_none()
             && !state.handle_ended_by(now, signal)
         {
             let why = format!("it died {RESTORES} times between its restore and living again; the last time it {status}");

@@ -130,7 +130,15 @@ impl Node {
             }
             message if self.handle_line_news(now, job, &message) => {}
             message => {
+                let message = self.unless_at_end(job, message);
+                let at_end = match message {
+                    ToHome::Host { epoch, said: FromHost::AtEnd { rank, code, .. } } => Some((epoch, rank, code)),
+                    _ => None,
+                };
                 self.with_home(now, job, |home| home.handle_message(now, from, message));
+                if let Some((epoch, rank, code)) = at_end {
+                    self.handle_rank_at_end(now, job, epoch, rank, code);
+                }
                 self.freeze_at_rest(now, job);
             }
         }
@@ -191,6 +199,7 @@ impl Node {
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
             ToHost::MakeLine { epoch, line, ranks } => self.handle_make_line(now, from, job, (epoch, line), &ranks),
+            ToHost::LetGo(epoch) => self.handle_let_go(job, epoch),
             ToHost::Launch { epoch, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {
                     let launch = ToHost::Launch { epoch, spec, placement };

@@ -9,15 +9,20 @@
 //! 3. When all nodes have promised, they are told to remember that the line is complete ([`LineStep::Record`]).
 //! 4. When all remember it, the images count, and senders need not keep what these cover ([`Step::Complete`]).
 //!
+//! *The end of the job* goes the same way, without images. A process that has come to its end waits, for others may need again what it has sent. When all ranks of the job wait there, no line is
+//! made any more: every node promises to remember that, and then does ([`LineStep::PromiseEnd`], [`LineStep::RecordEnd`]). From then on no rank is brought back, and the processes may end
+//! ([`Step::LetGo`]).
+//!
 //! A protector that brings a process back asks all nodes, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each node has answered
 //! it, and taken its promise back; no later round comes to its end, because the protector has no image of the line any more. So no node ever remembers the line, and nothing was
-//! released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own.
+//! released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own. Of the end the same is true: if no node remembers it, no process was let go;
+//! if one does, the lost process counts as ended.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use radic_wire::ids::Rank;
-use radic_wire::peer::{LineAnswer, LineStep};
+use radic_wire::peer::{JobEnd, LineAnswer, LineStep};
 
 /// Time that the images of a line may take.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -42,6 +47,8 @@ pub(super) enum Step {
     Complete(u64),
     /// Tell all nodes that the lines after the first, up to the second, never count.
     GiveUp(u64, u64),
+    /// Tell all hosts that their processes may end.
+    LetGo,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +63,10 @@ enum Phase {
     Asking(LineStep),
     /// They are asked again then.
     Resting(Duration),
+    /// They are asked again then whether the ranks have come to their ends.
+    Ending(Duration),
+    /// All know that the ranks have come to their ends.
+    Over,
 }
 
 /// See the module's text.
@@ -74,16 +85,42 @@ pub(super) struct JobLines {
     is_wanted: bool,
     /// Lines in a row that were given up.
     failed: u32,
+    /// The ranks that have come to their ends: with which code, and as which of those that have said so.
+    at_end: BTreeMap<Rank, (i32, u64)>,
+    /// How many had said so when the nodes were asked.
+    asked: u64,
+    said: u64,
+    /// It is decided that no rank is brought back: a node remembers it.
+    end: Option<JobEnd>,
 }
 
 impl JobLines {
     /// Of a job whose home begins, with the first line then.
     pub(super) fn new(next: Option<Duration>) -> Self {
         let phase = Phase::Seeking(Duration::ZERO);
-        JobLines { phase, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false, failed: 0 }
+        let (at_end, asked, said, end) = Default::default();
+        JobLines {
+            phase,
+            line: 0,
+            given: 0,
+            round: 0,
+            next,
+            earliest: Duration::ZERO,
+            is_wanted: false,
+            failed: 0,
+            at_end,
+            asked,
+            said,
+            end,
+        }
     }
 
-    /// Whether a line is under way.
+    /// Whether it is not known yet which lines there are.
+    pub(super) fn is_seeking(&self) -> bool {
+        matches!(self.phase, Phase::Seeking(_) | Phase::Asking(LineStep::Seek))
+    }
+
+    /// Whether a line is under way, or the end of the job.
     pub(super) fn is_under_way(&self) -> bool {
         self.phase != Phase::Idle
     }
@@ -110,9 +147,21 @@ impl JobLines {
             Phase::Idle if self.is_wanted => Some(self.earliest),
             Phase::Idle => self.next.map(|next| next.max(self.earliest)),
             Phase::Making { asked, .. } => Some(*asked + REMIND),
-            Phase::Asking(_) => None,
-            Phase::Resting(until) => Some(*until),
+            Phase::Asking(_) | Phase::Over => None,
+            Phase::Resting(until) | Phase::Ending(until) => Some(*until),
         }
+    }
+
+    /// How the job ends, if it is decided, or if all these ranks have come to their ends.
+    fn end_of(&self, ranks: &BTreeSet<Rank>) -> Option<JobEnd> {
+        let failed = || self.at_end.iter().map(|(rank, (code, _))| (*rank, *code)).find(|(_, code)| *code != 0);
+        self.end.or_else(|| ranks.iter().all(|rank| self.at_end.contains_key(rank)).then(|| JobEnd { failed: failed() }))
+    }
+
+    /// This rank has come to its end, and is about to exit with this code.
+    pub(super) fn handle_at_end(&mut self, rank: Rank, code: i32) {
+        self.said += 1;
+        self.at_end.insert(rank, (code, self.said));
     }
 
     /// What is to be done now. `ranks`: those that have not ended; none: the job ends, or is being suspended.
@@ -122,8 +171,20 @@ impl JobLines {
             return None;
         }
         let is_due = self.poll_timeout().is_some_and(|at| at <= now);
+        let is_end = self.end_of(ranks).is_some();
         match &mut self.phase {
             Phase::Seeking(_) if is_due => Some(self.ask(LineStep::Seek)),
+            Phase::Idle if is_end => Some(self.ask_for_end()),
+            Phase::Ending(_) if is_due && is_end => Some(self.ask_for_end()),
+            Phase::Ending(_) if is_due => {
+                self.rest(now, LEAST);
+                None
+            }
+            Phase::Making { .. } if is_end => {
+                self.failed = 0;
+                self.rest(now, LEAST);
+                Some(Step::GiveUp(self.line - 1, self.line))
+            }
             Phase::Idle if is_due => {
                 (self.given, self.is_wanted) = (self.given + 1, false);
                 self.line = self.given;
@@ -145,9 +206,9 @@ impl JobLines {
     fn postpone(&mut self, now: Duration) {
         match &mut self.phase {
             Phase::Idle => self.earliest = self.earliest.max(now + AGAIN),
-            Phase::Seeking(until) | Phase::Resting(until) => *until = (*until).max(now + AGAIN),
+            Phase::Seeking(until) | Phase::Resting(until) | Phase::Ending(until) => *until = (*until).max(now + AGAIN),
             Phase::Making { asked, .. } => *asked = now,
-            Phase::Asking(_) => {}
+            Phase::Asking(_) | Phase::Over => {}
         }
     }
 
@@ -159,6 +220,11 @@ impl JobLines {
     fn ask_for_promises(&mut self) -> Step {
         self.round += 1;
         self.ask(LineStep::Promise { line: self.line, round: self.round })
+    }
+
+    fn ask_for_end(&mut self) -> Step {
+        (self.round, self.asked) = (self.round + 1, self.said);
+        self.ask(LineStep::PromiseEnd { round: self.round })
     }
 
     /// A log has this rank's image of this line.
@@ -203,10 +269,24 @@ impl JobLines {
             return None;
         }
         let Some(answers) = answers else {
-            self.phase = if step == LineStep::Seek { Phase::Seeking(now + AGAIN) } else { Phase::Resting(now + AGAIN) };
+            self.phase = match step {
+                LineStep::Seek => Phase::Seeking(now + AGAIN),
+                LineStep::Promise { .. } | LineStep::Record { .. } => Phase::Resting(now + AGAIN),
+                LineStep::PromiseEnd { .. } | LineStep::RecordEnd { .. } => Phase::Ending(now + AGAIN),
+            };
             return None;
         };
+        self.end = self.end.or_else(|| answers.iter().find_map(|answer| answer.end));
         match step {
+            LineStep::PromiseEnd { round } => self.handle_end_promises(now, round, answers, ranks),
+            LineStep::RecordEnd { .. } if answers.iter().any(|answer| answer.is_busy) => {
+                self.phase = Phase::Ending(now + AGAIN);
+                None
+            }
+            LineStep::RecordEnd { .. } => {
+                self.phase = Phase::Over;
+                Some(Step::LetGo)
+            }
             LineStep::Seek => self.handle_lines(now, answers),
             LineStep::Promise { round, .. } => self.handle_promises(now, round, answers, ranks),
             LineStep::Record { .. } if answers.iter().any(|answer| answer.is_busy) => {
@@ -249,6 +329,26 @@ impl JobLines {
         } else {
             self.phase = Phase::Resting(now + AGAIN);
             None
+        }
+    }
+
+    /// Whether all ranks have come to their ends, as their hosts say now. One that has been lost since will say so again.
+    fn handle_end_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
+        if ranks.is_empty() || answers.iter().any(|answer| answer.is_busy) {
+            self.phase = Phase::Ending(now + AGAIN);
+            return None;
+        }
+        let has: BTreeSet<Rank> = answers.iter().flat_map(|answer| &answer.has).copied().collect();
+        if self.end.is_none() {
+            let asked = self.asked;
+            self.at_end.retain(|rank, (_, said)| *said > asked || has.contains(rank) || !ranks.contains(rank));
+        }
+        match self.end_of(ranks).filter(|_| self.end.is_some() || has.is_superset(ranks)) {
+            Some(end) => Some(self.ask(LineStep::RecordEnd { round, end })),
+            None => {
+                self.rest(now, LEAST);
+                None
+            }
         }
     }
 }
@@ -358,5 +458,60 @@ mod tests {
         let step = other.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(0, 4)]), &ranks(2));
         assert_eq!(step, Some(Step::GiveUp(0, 4)));
         assert_eq!(other.poll(INTERVAL, &ranks(2)), Some(Step::Make(5)), "no number is given twice");
+    }
+
+    /// Both ranks of two have come to their ends, and the nodes are asked.
+    fn asking_for_end(lines: &mut JobLines, codes: [i32; 2]) -> LineStep {
+        lines.handle_at_end(Rank(0), codes[0]);
+        assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), None, "one goes on");
+        lines.handle_at_end(Rank(1), codes[1]);
+        match lines.poll(Duration::ZERO, &ranks(2)) {
+            Some(Step::Ask(step @ LineStep::PromiseEnd { .. })) => step,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_processes_may_end_when_all_nodes_remember_that_all_ranks_have_come_to_their_ends() {
+        let mut lines = begun(INTERVAL);
+        let promise = asking_for_end(&mut lines, [0, 3]);
+        let end = JobEnd { failed: Some((Rank(1), 3)) };
+        let record = match lines.handle_answers(INTERVAL, promise, Some(&[has([0]), has([1])]), &ranks(2)) {
+            Some(Step::Ask(step @ LineStep::RecordEnd { .. })) => step,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(record, LineStep::RecordEnd { end: of, .. } if of == end && end.code_of(Rank(0)) == 0));
+        let busy = LineAnswer { is_busy: true, ..LineAnswer::default() };
+        let mut other = lines.clone();
+        assert_eq!(other.handle_answers(INTERVAL, record, Some(&[busy]), &ranks(2)), None, "one has not kept its promise");
+        assert!(matches!(other.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::PromiseEnd { .. }))));
+        assert_eq!(lines.handle_answers(INTERVAL, record, Some(&[LineAnswer::default()]), &ranks(2)), Some(Step::LetGo));
+        assert_eq!((lines.poll(INTERVAL * 9, &ranks(2)), lines.poll_timeout()), (None, None), "no line is made any more");
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_on_its_way_to_the_end_has_lines_made_again_until_it_says_so_once_more() {
+        let mut lines = begun(Duration::ZERO);
+        let promise = asking_for_end(&mut lines, [0, 0]);
+        assert_eq!(lines.handle_answers(Duration::ZERO, promise, Some(&[has([0])]), &ranks(2)), None);
+        assert_eq!(lines.poll(LEAST, &ranks(2)), Some(Step::Make(1)));
+        lines.handle_at_end(Rank(1), 0);
+        assert_eq!(lines.poll(LEAST, &ranks(2)), Some(Step::GiveUp(0, 1)));
+        let Some(Step::Ask(promise)) = lines.poll(LEAST, &ranks(2)) else { panic!("{lines:?}") };
+        // It is lost, and says so once more before the nodes have answered.
+        lines.handle_at_end(Rank(1), 0);
+        assert_eq!(lines.handle_answers(LEAST, promise, Some(&[has([0])]), &ranks(2)), None);
+        assert!(matches!(lines.poll(LEAST, &ranks(2)), Some(Step::Ask(LineStep::PromiseEnd { .. }))));
+    }
+
+    #[test]
+    fn what_one_node_remembers_is_decided_though_a_rank_is_lost_since() {
+        let (end, mut lines) = (JobEnd { failed: None }, JobLines::new(Some(INTERVAL)));
+        assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Seek)));
+        let answer = LineAnswer { end: Some(end), ..LineAnswer::default() };
+        assert_eq!(lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[has([]), answer.clone()]), &ranks(2)), None);
+        let Some(Step::Ask(promise)) = lines.poll(LEAST, &ranks(2)) else { panic!("{lines:?}") };
+        let record = lines.handle_answers(LEAST, promise, Some(&[has([0]), answer]), &ranks(2));
+        assert!(matches!(record, Some(Step::Ask(LineStep::RecordEnd { end: of, .. })) if of == end), "rank 1 is lost");
     }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
-use radic_wire::peer::{Answer, LineAnswer, LineStep, PeerMessage, Query, ToHome, ToHost, ToStore};
-use radic_wire::process::{Interval, PayloadMode};
+use radic_wire::job::ExitStatus;
+use radic_wire::peer::{Answer, JobEnd, Left, LineAnswer, LineStep, MpiPhase, PeerMessage, Query, ToHome, ToHost, ToStore};
+use radic_wire::process::{FromNode, Interval, PayloadMode, ProgramEnd};
 
 use super::calls::Purpose;
 use super::checkpoints::SHORTEST;
@@ -14,6 +15,7 @@ use super::events::About;
 use super::home::Home;
 use super::line::{JobLines, Step};
 use super::stores::StoreOrder;
+use super::wards::Protected;
 use super::{Node, Output};
 use crate::store::LineHeld;
 
@@ -23,8 +25,12 @@ struct Remembered {
     epoch: Epoch,
     /// The newest line that it was told to be complete; 0: none.
     complete: u64,
-    /// The home and its round for which it has promised to remember another one.
+    /// The home and its round for which it has promised to remember another one, or the end.
     promise: Option<(NodeId, u64)>,
+    /// All ranks have come to their ends.
+    end: Option<JobEnd>,
+    /// Every node remembers that.
+    is_let_go: bool,
 }
 
 /// See the module's text.
@@ -60,6 +66,19 @@ impl Lines {
         let known = self.remembered(job, epoch);
         known.promise = None;
         if known.epoch == epoch { known.complete } else { 0 }
+    }
+
+    /// How the job ends, if this node remembers that all ranks have come to their ends in this epoch: none is brought back.
+    pub(super) fn end_of(&self, job: JobId, epoch: Epoch) -> Option<JobEnd> {
+        self.remembered.get(&job).filter(|known| known.epoch == epoch).and_then(|known| known.end)
+    }
+
+    /// A node remembers that all ranks have come to their ends.
+    pub(super) fn handle_end(&mut self, job: JobId, epoch: Epoch, end: JobEnd) {
+        let known = self.remembered(job, epoch);
+        if known.epoch == epoch {
+            known.end = known.end.or(Some(end));
+        }
     }
 
     /// The line is complete.
@@ -125,11 +144,17 @@ impl Node {
     fn step_lines(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut JobLines, &BTreeSet<Rank>) -> Option<Step>) {
         let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
         let Some((epoch, lines)) = self.lines.jobs.get_mut(&job) else { return };
-        let (epoch, step) = (*epoch, act(lines, &ranks));
-        let is_failure = lines.has_failed();
+        let (epoch, mut next) = (*epoch, act(lines, &ranks));
+        while let Some(step) = next {
+            self.carry_out_of_lines(now, (job, epoch), step, &ranks);
+            next = self.lines.jobs.get_mut(&job).and_then(|(_, lines)| lines.poll(now, &ranks));
+        }
+        self.freeze_at_rest(now, job);
+    }
+
+    fn carry_out_of_lines(&mut self, now: Duration, (job, epoch): (JobId, Epoch), step: Step, ranks: &BTreeSet<Rank>) {
         match step {
-            None => {}
-            Some(Step::Make(line)) => {
+            Step::Make(line) => {
                 let placement = self.homes.get(&job).map(|home| home.placement().clone());
                 for node in placement.iter().flat_map(|placement| &placement.nodes) {
                     let here = placement.iter().flat_map(|placement| placement.ranks_on(node));
@@ -139,21 +164,25 @@ impl Node {
                     }
                 }
             }
-            Some(Step::Ask(step)) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
-            Some(Step::Complete(line)) => {
+            Step::Ask(step) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
+            Step::Complete(line) => {
                 self.tell_all(&PeerMessage::ToStore(job, ToStore::LineComplete { epoch, line }));
                 self.schedule_line(now, job);
             }
-            Some(Step::GiveUp(after, to)) => {
+            Step::GiveUp(after, to) => {
                 self.tell_all(&PeerMessage::ToStore(job, ToStore::LinesGivenUp { epoch, after, to }));
                 self.schedule_line(now, job);
-                if is_failure {
+                if self.lines.jobs.get(&job).is_some_and(|(_, lines)| lines.has_failed()) {
                     let text = format!("recovery line {to} is given up: not all ranks have an image of it");
                     self.record(now, EventName::CheckpointFailed, About::job(job), text);
                 }
             }
+            Step::LetGo => {
+                let hosts = self.homes.get(&job).map(|home| home.placement().nodes.clone());
+                let let_go = PeerMessage::ToHost(job, ToHost::LetGo(epoch));
+                hosts.into_iter().flatten().for_each(|node| self.send(&node, let_go.clone()));
+            }
         }
-        self.freeze_at_rest(now, job);
     }
 
     /// Stops the ranks of a job that is being suspended, if no line is under way.
@@ -206,10 +235,49 @@ impl Node {
         true
     }
 
+    /// A host says that a rank has come to its end.
+    pub(super) fn handle_rank_at_end(&mut self, now: Duration, job: JobId, epoch: Epoch, rank: Rank, code: i32) {
+        if self.homes.get(&job).is_some_and(|home| home.epoch() == epoch && home.has_lines()) {
+            self.adopt_lines(now, job);
+            self.step_lines(now, job, |lines, ranks| {
+                lines.handle_at_end(rank, code);
+                lines.poll(now, ranks)
+            });
+        }
+    }
+
+    /// What a host or a protector says of a rank that is not brought back: where all ranks have come to their ends it has ended.
+    pub(super) fn unless_at_end(&self, job: JobId, message: ToHome) -> ToHome {
+        let (ToHome::NoImage { rank, incarnation, .. } | ToHome::Lost { rank, incarnation, .. }) = message else {
+            return message;
+        };
+        self.left_at_end(ProcessId { job, rank }, incarnation.epoch).unwrap_or(message)
+    }
+
+    /// That a rank has ended, if all ranks have come to their ends.
+    pub(super) fn left_at_end(&self, process: ProcessId, epoch: Epoch) -> Option<ToHome> {
+        let ProcessId { job, rank } = process;
+        let end = self.lines.end_of(job, epoch)?;
+        Some(ToHome::Left { rank, epoch, status: ExitStatus::Code(end.code_of(rank)), phase: MpiPhase::After })
+    }
+
+    /// Whether the home here has not asked yet what nodes remember of the job.
+    pub(super) fn seeks_lines(&self, job: JobId) -> bool {
+        self.homes.get(&job).is_some_and(|home| home.has_lines())
+            && self.lines.jobs.get(&job).is_none_or(|(_, lines)| lines.is_seeking())
+    }
+
     // ---- at every node
 
     /// The home of a job asks.
-    pub(super) fn handle_line_query(&mut self, from: &NodeId, number: u64, (job, epoch): (JobId, Epoch), step: LineStep) {
+    pub(super) fn handle_line_query(
+        &mut self,
+        now: Duration,
+        from: &NodeId,
+        number: u64,
+        (job, epoch): (JobId, Epoch),
+        step: LineStep,
+    ) {
         let known = self.lines.remembered(job, epoch);
         let line = match step {
             LineStep::Seek => 0,
@@ -220,7 +288,22 @@ impl Node {
             LineStep::Record { line, round } => {
                 let is_kept = known.epoch == epoch && known.promise == Some((from.clone(), round));
                 known.complete = if is_kept { known.complete.max(line) } else { known.complete };
-                let answer = LineAnswer { recorded: known.complete, is_busy: !is_kept, ..LineAnswer::default() };
+                let answer = LineAnswer { recorded: known.complete, is_busy: !is_kept, end: known.end, ..LineAnswer::default() };
+                return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
+            }
+            LineStep::PromiseEnd { round } => {
+                known.promise = Some((from.clone(), round));
+                let end = known.end;
+                let host = self.hosts.get(&job).filter(|host| host.epoch() == epoch);
+                let has = host.map_or_else(Vec::new, |host| host.ranks_at_end().collect());
+                let answer = LineAnswer { is_busy: self.brings_back(job), has, end, ..LineAnswer::default() };
+                return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
+            }
+            LineStep::RecordEnd { round, end } => {
+                let is_kept = known.epoch == epoch && known.promise == Some((from.clone(), round));
+                known.end = known.end.or(is_kept.then_some(end));
+                let answer = LineAnswer { is_busy: !is_kept, end: known.end, ..LineAnswer::default() };
+                self.tell_host_of_end(now, job, epoch);
                 return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
             }
         };
@@ -229,15 +312,44 @@ impl Node {
 
     /// The log service says what it has of a line.
     pub(super) fn handle_line_held(&mut self, asker: &NodeId, number: u64, (job, epoch): (JobId, Epoch), held: LineHeld) {
-        let brings_back = self
-            .recovery
-            .wards
-            .get(&job)
-            .is_some_and(|wards| wards.ranks.values().any(|protected| protected.recovering && protected.protector.is_none()));
         let LineHeld { newest, has, lacks } = held;
-        let recorded = self.lines.remembered(job, epoch).complete;
-        let answer = LineAnswer { recorded, newest, is_busy: brings_back, has, lacks };
+        let is_busy = self.brings_back(job);
+        let known = self.lines.remembered(job, epoch);
+        let answer = LineAnswer { recorded: known.complete, newest, is_busy, has, lacks, end: known.end };
         self.send(asker, PeerMessage::Answer(number, Answer::Line(answer)));
+    }
+
+    /// Whether this node is about to bring back a rank of the job.
+    fn brings_back(&self, job: JobId) -> bool {
+        let is_under_way = |of: &Protected| of.recovering && of.protector.is_none();
+        self.recovery.wards.get(&job).is_some_and(|wards| wards.ranks.values().any(is_under_way))
+    }
+
+    /// A process that this node would bring back has ended, if all ranks have come to their ends.
+    pub(super) fn count_as_ended(&mut self, now: Duration, process: ProcessId, epoch: Epoch) -> bool {
+        let ProcessId { job, rank } = process;
+        let Some(end) = self.lines.end_of(job, epoch) else { return false };
+        let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));
+        let Some(protected) = protected.filter(|protected| protected.incarnation.epoch == epoch) else { return false };
+        let (status, phase) = (ExitStatus::Code(end.code_of(rank)), MpiPhase::After);
+        protected.recovering = false;
+        if protected.left.is_none() {
+            protected.left = Some(Left { status, phase, finals: Vec::new() });
+        }
+        let text = format!("rank {rank} had come to its end, and so had all others: it is not brought back");
+        self.record(now, EventName::RankExit, About::rank(job, rank), text);
+        self.tell_home_of_ends(job);
+        self.tell_host_of_end(now, job, epoch);
+        true
+    }
+
+    /// The host here, if there is one, hears that all ranks have come to their ends, if this node remembers it.
+    fn tell_host_of_end(&mut self, now: Duration, job: JobId, epoch: Epoch) {
+        if let Some(end) =
+            self.lines.end_of(job, epoch).filter(|_| self.hosts.get(&job).is_some_and(|host| host.epoch() == epoch))
+        {
+            self.with_host(now, job, |host| host.handle_all_at_end(now, end));
+        }
     }
 
     /// The log service has a rank's image of a line, whole and verified: its home is told.
@@ -261,6 +373,30 @@ impl Node {
     }
 
     // ---- at a host
+
+    /// A process of this node has come to its end.
+    pub(super) fn handle_at_end(&mut self, now: Duration, process: ProcessId, end: ProgramEnd) {
+        self.with_host(now, process.job, |host| host.handle_at_end(process.rank, end));
+        if self.lines.remembered.get(&process.job).is_some_and(|known| known.is_let_go) {
+            self.let_go(process.job);
+        }
+    }
+
+    /// The home says that all nodes remember the end.
+    pub(super) fn handle_let_go(&mut self, job: JobId, epoch: Epoch) {
+        let known = self.lines.remembered(job, epoch);
+        if known.epoch == epoch {
+            known.is_let_go = true;
+            self.let_go(job);
+        }
+    }
+
+    fn let_go(&mut self, job: JobId) {
+        let here = self.observers.processes.iter().filter(|(process, _)| process.job == job);
+        let told =
+            here.filter_map(|(_, observed)| observed.observer()).map(|observer| Output::Observer(observer, FromNode::MayEnd));
+        self.outputs.extend(told);
+    }
 
     /// The home wants a line: these ranks make their images. One that is about to begin, or to be back, makes none.
     pub(super) fn handle_make_line(

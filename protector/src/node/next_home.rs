@@ -85,16 +85,20 @@ impl Node {
         if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
             return;
         }
-        if silent {
+        if silent || self.seeks_lines(job) {
             // The node will answer, or be declared dead.
             return self.gather(now, Purpose::Lost(process), &Query::Where(process));
         }
         if self.homes.get(&job).is_some_and(|home| home.has_ended(rank)) {
             return self.with_home(now, job, |home| home.handle_left_for_good(rank));
         }
+        let epoch = self.homes.get(&job).map(Home::epoch).unwrap_or_default();
+        let me = self.me().clone();
+        if let Some(left) = self.left_at_end(process, epoch) {
+            return self.with_home(now, job, |home| home.handle_message(now, &me, left));
+        }
         let why = "its node is lost, and every node that had its log with it".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-        let me = self.me().clone();
         self.with_home(now, job, |home| {
             let incarnation = Incarnation::launched_in(home.epoch());
             home.handle_message(now, &me, ToHome::NoImage { rank, incarnation, why, signal: None });

@@ -287,7 +287,11 @@ impl Node {
             ToNode::Holds { ask, causes } => self.handle_holds(process, ask, causes),
             ToNode::Doubts { why, patience } => self.handle_doubts(now, process, &why, patience),
             ToNode::Note(text) => self.handle_note(now, process, &text),
-            ToNode::Leaving(counters) => self.observed(process, |observed| observed.counters = Some(*counters)),
+            ToNode::AtEnd(end) => self.handle_at_end(now, process, end),
+            ToNode::Leaving(counters) => {
+                self.with_host(now, process.job, |host| host.handle_leaving(process.rank));
+                self.observed(process, |observed| observed.counters = Some(*counters));
+            }
         }
     }
 

@@ -73,6 +73,12 @@ impl Outlet {
         self.open && self.reading
     }
 
+    /// Whether everything before this offset has come, and was printed or is kept elsewhere.
+    pub fn is_printed_to(&self, offset: u64) -> bool {
+        let is_here = self.at >= offset || !self.open;
+        is_here && self.pieces.front().is_none_or(|(start, _)| *start >= offset)
+    }
+
     /// Whether the stream has ended, and everything was printed.
     pub fn is_done(&self) -> bool {
         !self.open && self.pieces.is_empty()

@@ -88,6 +88,12 @@ impl Node {
     pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
+        let epoch = protected.incarnation.epoch;
+        if self.count_as_ended(now, process, epoch) {
+            return;
+        }
+        let wards = self.recovery.wards.get_mut(&process.job);
+        let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation = protected.incarnation.next();
         (protected.recovering, protected.hopeless) = (true, None);
         let incarnation = protected.incarnation;

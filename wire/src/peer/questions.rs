@@ -38,6 +38,23 @@ pub struct HeldCauses {
     pub sets: Vec<ByteBuf>,
     /// The newest recovery line that the node remembers to be complete; 0: none.
     pub line: u64,
+    /// The node remembers that all ranks have come to their ends: none is brought back.
+    pub end: Option<JobEnd>,
+}
+
+/// All ranks of a job have come to their ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobEnd {
+    /// The first rank with a code that is not 0, and the code.
+    pub failed: Option<(Rank, i32)>,
+}
+
+impl JobEnd {
+    /// The code with which this rank was about to exit, as far as that matters to the job.
+    #[must_use]
+    pub fn code_of(&self, rank: Rank) -> i32 {
+        self.failed.filter(|(failed, _)| *failed == rank).map_or(0, |(_, code)| code)
+    }
 }
 
 /// A suspended job that is about to go on.
@@ -248,6 +265,18 @@ pub enum LineStep {
         /// The round in which that was promised.
         round: u64,
     },
+    /// Have the ranks that you host come to their ends? Promise to remember it, as with `Promise`.
+    PromiseEnd {
+        /// Which of the home's rounds.
+        round: u64,
+    },
+    /// All ranks have come to their ends: remember it.
+    RecordEnd {
+        /// The round in which that was promised.
+        round: u64,
+        /// How they end.
+        end: JobEnd,
+    },
 }
 
 /// What a node says of a job's recovery lines.
@@ -259,10 +288,12 @@ pub struct LineAnswer {
     pub newest: u64,
     /// It brings a process back, or has not kept its promise: ask again.
     pub is_busy: bool,
-    /// Ranks that it protects which have an image of the line, or a later one.
+    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have come to their ends.
     pub has: Vec<Rank>,
     /// Ranks that it protects which have images, but none of the line, and are not going to.
     pub lacks: Vec<Rank>,
+    /// It remembers that all ranks have come to their ends.
+    pub end: Option<JobEnd>,
 }
 
 /// How much a process has received on a stream, as its protector or a replica holds it.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::peer::MpiPhase;
+use radic_wire::process::ProgramEnd;
 
 use super::{Crash, HostOutput};
 use crate::node::outlet::Outlet;
@@ -110,6 +111,8 @@ pub(super) struct LocalRank {
     diverged: bool,
     /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
+    /// Its program has come to its end, and its process waits; and whether the home was told.
+    pub(super) end: Option<(ProgramEnd, bool)>,
 }
 
 impl LocalRank {
@@ -117,7 +120,8 @@ impl LocalRank {
     pub(super) fn starting(session: Session) -> Self {
         let (phase, verdict, old_log) = (Phase::Starting, Verdict::None, OldLog::Done);
         let (outlets, crashes, missed) = Default::default();
-        LocalRank { phase, verdict, old_log, session, outlets, fences: 0, crashes, failed_restores: 0, diverged: false, missed }
+        let (fences, failed_restores, diverged, end) = Default::default();
+        LocalRank { phase, verdict, old_log, session, outlets, fences, crashes, failed_restores, diverged, missed, end }
     }
 
     /// A rank that is to be brought back, of which `before` was here. It counts as let out of `fences`, until it says where it
@@ -213,6 +217,31 @@ impl LocalRank {
     pub(super) fn needs_log(&self) -> bool {
         let reads = matches!(self.old_log, OldLog::CatchingUp { read: false } | OldLog::Needed);
         self.is_to_be_brought_back() || reads && !self.has_exited()
+    }
+
+    /// Whether its process waits at its end, and the home was told.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.end.is_some_and(|(_, is_told)| is_told) && self.pid().is_some()
+    }
+
+    /// The code with which it is about to exit, if it has come to its end, all that it has printed is printed or kept elsewhere, and the home is to be told.
+    pub(super) fn take_end_to_tell(&mut self) -> Option<i32> {
+        let (end, is_told) = self.end.as_mut().filter(|_| matches!(self.phase, Phase::Running { .. }))?;
+        let is_printed = self.outlets.iter().zip(end.output).all(|(outlet, at)| outlet.is_printed_to(at));
+        (is_printed && !std::mem::replace(is_told, is_printed)).then_some(end.code)
+    }
+
+    /// There is another home.
+    pub(super) fn forget_end_told(&mut self) {
+        self.end = self.end.map(|(end, _)| (end, false));
+    }
+
+    /// It is not brought back, for all ranks had come to their ends.
+    pub(super) fn exit_at_end(&mut self, status: ExitStatus, now: Duration) {
+        self.exit_with(status, now);
+        if let Phase::Exited(exit) = &mut self.phase {
+            exit.crashed = None;
+        }
     }
 
     /// Its process was started.

@@ -517,6 +517,12 @@ impl World {
                         Ok(())
                     });
                 }
+                FromNode::MayEnd => {
+                    self.drive_session(pid, |session, _| {
+                        session.handle_may_end();
+                        Ok(())
+                    });
+                }
                 FromNode::Stable { stream, offset } => {
                     self.drive_session(pid, |session, cx| session.handle_stable(cx, stream, offset));
                 }

@@ -9,7 +9,7 @@ use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Sen
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
-use radic_wire::process::ToNode;
+use radic_wire::process::{ProgramEnd, ToNode};
 
 use super::plan::Plan;
 use super::world::World;
@@ -511,9 +511,11 @@ impl World {
     fn begin_to_leave(&mut self, pid: u32) {
         let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
         let Some(gate) = self.sure(pid, left) else { return };
-        if self.lib(pid).observer.settle() && gate.is_none() {
+        let output = &self.lib(pid).program.output;
+        let end = ProgramEnd { code: 0, output: [output.offset(), 0] };
+        if !output.is_owing() && self.lib(pid).observer.settle() && gate.is_none() {
             self.drive_session(pid, |session, cx| {
-                session.handle_leaving(cx.now);
+                session.handle_leaving(cx.now, Some(end));
                 Ok(())
             });
         }
