@@ -300,6 +300,19 @@ fn a_checkpoint_for_which_there_is_no_room_is_given_up() {
     case.end(&format!("full disks, and {} dies", HOSTS[rank])).expect_back(1);
 }
 
+/// Where received bytes stay with their senders, a rank that ends waits for recovery lines, which full disks do not have. All ranks together end without one.
+#[test]
+fn a_job_whose_disks_are_full_ends_all_the_same() {
+    let Some(cluster) = small_disks(&[]) else { return };
+    let flags = format!("{FLAGS} --payload sender");
+    let mut case = Case::start(cluster, &flags, MORE_ROUNDS);
+    let failed = |event: &Event| event.event == EventName::CheckpointFailed && event.text.contains("No space left on device");
+    let all = ["n1", "n2", "n3", "n4", "n5", "s1"];
+    expect_while_full(&mut case, &all, "a refusal", failed);
+    expect_while_full(&mut case, &all, "the job's end", |event| event.event == EventName::JobEnd);
+    case.end("full disks until the end");
+}
+
 /// Waits until a job prints nothing more, and does not end.
 fn await_standstill(job: &Running) {
     const STILL: Duration = Duration::from_millis(1_500);

@@ -41,6 +41,8 @@ pub struct Breaks {
     pub silent: bool,
     /// A log takes a recovery line for complete as soon as it has its own image of it.
     pub early: bool,
+    /// A process that has come to its end ends at once, as if all had.
+    pub hasty: bool,
 }
 
 /// What has happened, in numbers.

@@ -5,7 +5,7 @@ use radic_observer::{Context, Failure};
 use radic_protector::store::Speaker;
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
-use radic_wire::process::ToNode;
+use radic_wire::process::{FromNode, ToNode};
 
 use super::net::{ConnId, Owner, Packet, Word, code};
 use super::world::World;
@@ -43,7 +43,12 @@ impl World {
 
     fn carry_out_of_session(&mut self, pid: u32, action: Action) {
         match action {
-            Action::Tell(message) => self.tell_node(pid, message),
+            Action::Tell(message) => {
+                if self.breaks.hasty && matches!(message, ToNode::AtEnd(_)) {
+                    self.lib(pid).from_node.push_back(FromNode::MayEnd);
+                }
+                self.tell_node(pid, message);
+            }
             Action::Say(message) => {
                 if let Some([journal, _]) = self.lib(pid).conns.used {
                     self.say(journal, &message);

@@ -90,6 +90,22 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
     assert!(violations(seeds, early, often).next().is_some());
 }
 
+/// Others still need what it has sent.
+#[test]
+fn a_process_that_ends_before_all_have_come_to_their_ends_is_noticed() {
+    let late = |plan: &mut Plan| {
+        staying(Some(Fault::Crash(1)))(plan);
+        plan.interval = std::time::Duration::from_secs(60);
+        let mut dice = crate::dice::Dice::new(plan.seed);
+        plan.faults
+            .iter_mut()
+            .for_each(|(when, _)| *when = When::At(std::time::Duration::from_millis(100 + dice.below(900) as u64)));
+    };
+    let hasty = Breaks { hasty: true, ..Breaks::default() };
+    assert_eq!(violations(1..60, Breaks::default(), late).next(), None);
+    assert!(violations(1..60, hasty, late).next().is_some());
+}
+
 #[test]
 fn the_checker_of_causes_bites() {
     assert_eq!(violated(Breaks { forgetful: true, ..Breaks::default() }, causal(None)), "G1");
