@@ -91,7 +91,7 @@ impl Feed {
         let jobs = self.picture().running();
         for job in jobs.into_iter().take(JOBS) {
             if let Ok(Reply::Traffic(traffic)) = asking::ask(&self.node_dir, &Request::Traffic(job)).await {
-                self.picture().handle_traffic(job, &traffic);
+                self.picture().handle_traffic(job, traffic);
                 self.publish();
             }
         }

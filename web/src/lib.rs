@@ -7,6 +7,7 @@
 //! - [`server`]: connections and their bounds, tokens, routes;
 //! - [`feed`]: asks the daemon while there are watchers, and tells them what has changed;
 //! - [`picture`]: from states and events to what the page is told;
+//! - [`table`], [`rows`]: the rows of nodes and ranks, and which of them have changed;
 //! - [`metrics`]: from the state of this node to OpenMetrics.
 #![forbid(unsafe_code)]
 // The daemon ends where it panics: whatever is asked here must not end a node.
@@ -17,9 +18,11 @@ pub mod feed;
 pub mod metrics;
 pub mod patience;
 pub mod picture;
+pub mod rows;
 pub mod server;
 #[doc(hidden)]
 pub mod simulated;
+pub mod table;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,30 +1,29 @@
 //! What the page is told: rows of nodes, jobs and ranks, of which only those travel that have changed, events, and how much each rank has sent to each.
 //! No connection, no clock.
 
-use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::{Display, Write as _};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeName, Rank};
 use radic_wire::job::{EndReason, JobInfo};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Traffic};
-use radic_wire::membership::Role;
-use radic_wire::partners::{Overhead, Peers, mean};
+use radic_wire::local::{ClusterStatus, Traffic};
+use radic_wire::partners::Peers;
 use radic_wire::process::Protect;
-use radic_wire::since::{Does, Growth, Health, Sample, Since, sum};
+use radic_wire::since::{Does, Growth, Sample, Since};
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::rows::{NodeRow, RankRow, per_mille, rate};
+use crate::table::Table;
 
 /// Events that are kept, for those who begin to look.
 const EVENTS: usize = 1024;
 /// Longest text of an event, and command of a job, that is shown, in characters.
 const TEXT: usize = 300;
-/// A checkpoint's time follows from its age, which the nodes tell at slightly different times: less than this is no other checkpoint.
-const SAME: u64 = 1_500;
 
 /// Rows by their names, each as the JSON that was sent.
 type Rows<K> = BTreeMap<K, String>;
@@ -35,67 +34,59 @@ pub struct Picture {
     number: u64,
     before: Option<Sample>,
     head: String,
-    nodes: BTreeMap<NodeName, NodeRow>,
+    nodes: Table<NodeName, NodeRow>,
     jobs: Rows<JobId>,
-    ranks: BTreeMap<JobId, BTreeMap<Rank, RankRow>>,
+    ranks: Table<(JobId, Rank), RankRow>,
     traffic: Rows<JobId>,
     /// What follows from that.
-    peers: BTreeMap<JobId, (Traffic, Peers)>,
+    peers: BTreeMap<JobId, Known>,
     events: VecDeque<String>,
-    /// Which look at the cluster was the last one.
-    look: u64,
     changed: Changed,
     /// Bytes of the last update.
     length: usize,
     full: Option<Bytes>,
 }
 
-#[derive(Debug, Default)]
-struct NodeRow {
-    json: String,
-    /// The last look at the cluster in which the node was there.
-    look: u64,
-}
-
-#[derive(Debug, Default)]
-struct RankRow {
-    json: String,
-    /// When its last checkpoint was committed, in milliseconds since 1970.
-    committed: Option<u64>,
-    /// The last look at the cluster in which the rank was there.
-    look: u64,
-    overhead: Overhead,
-    /// Its part of the last seconds.
-    part: Option<f64>,
+/// How much each rank of a job has sent to each, and had in the answer before.
+#[derive(Debug)]
+struct Known {
+    before: Option<Traffic>,
+    now: Traffic,
+    /// Once some rank does what others have to do with.
+    peers: OnceCell<Peers>,
 }
 
 /// A process, as it is looked at once.
 struct Seen<'a> {
     growth: Growth<'a>,
     does: Does,
-    /// What its row then says, for the row of its job.
-    committed: Cell<Option<u64>>,
-    part: Cell<Option<f64>>,
 }
 
-impl<'a> Seen<'a> {
-    fn new(growth: Growth<'a>) -> Seen<'a> {
-        Seen { growth, does: growth.does(), committed: Cell::default(), part: Cell::default() }
-    }
+/// What the running ranks of a job come to.
+#[derive(Default)]
+struct OfJob {
+    received: Option<f64>,
+    sent: Option<f64>,
+    /// The oldest of the last checkpoints of those that are protected.
+    committed: Option<u64>,
+    /// One of them has none.
+    lacks: bool,
+    /// The sum of the shares that are known, and of how many.
+    share: f64,
+    known: u32,
 }
 
-type OfJobs<'a> = BTreeMap<JobId, Vec<&'a Seen<'a>>>;
+/// The ranks that each rank has to do with.
+type Partners = BTreeMap<JobId, BTreeMap<Rank, Vec<Rank>>>;
 
-/// What has changed since the last update.
+/// What has changed since the last update, nodes and ranks apart.
 #[derive(Debug, Default)]
 struct Changed {
     head: bool,
     /// Events are another node's list from its beginning on: what was shown before is to go.
     anew: bool,
     events: usize,
-    nodes: Vec<NodeName>,
     jobs: Vec<JobId>,
-    ranks: Vec<(JobId, Rank)>,
     traffic: Vec<JobId>,
 }
 
@@ -117,49 +108,16 @@ impl Picture {
         let status = &now.status;
         let head = json!({"by": status.answered_by, "view": status.view, "frozen": status.frozen, "trouble": null});
         self.set_head(head.to_string());
-        self.look += 1;
         self.renew_nodes(status);
-        let all: Vec<Seen<'_>> = since.of_all(&status.processes).map(Seen::new).collect();
-        let mut of_jobs: OfJobs<'_> = BTreeMap::new();
-        for seen in &all {
-            of_jobs.entry(seen.growth.process().job).or_default().push(seen);
-        }
-        let partners = self.partners(&of_jobs);
-        let mut new = Vec::new();
-        for (job, of_job) in &of_jobs {
-            let with = partners.get(job);
-            let rows = self.ranks.entry(*job).or_default();
-            for seen in of_job {
-                let rank = seen.growth.process().rank;
-                let row = rows.entry(rank).or_default();
-                row.look = self.look;
-                row.part = row.overhead.handle(at, seen.growth.process());
-                let with = with.and_then(|of_job| of_job.get(&rank)).map_or(&[][..], Vec::as_slice);
-                write_rank(&mut new, row, seen, &seen.does.with(with), wall_ms);
-                if replace(&mut row.json, &new) {
-                    self.changed.ranks.push((*job, rank));
-                }
-                seen.committed.set(row.committed);
-                seen.part.set(row.part);
-            }
-        }
-        for (job, rows) in &mut self.ranks {
-            if of_jobs.get(job).is_some_and(|of_job| of_job.len() == rows.len()) && rows.values().all(|row| row.look == self.look)
-            {
-                continue;
-            }
-            rows.retain(|rank, row| {
-                let is_there = row.look == self.look;
-                if !is_there {
-                    self.changed.ranks.push((*job, *rank));
-                }
-                is_there
-            });
-        }
-        let of_job = |job: &JobInfo| of_jobs.get(&job.job).map_or(&[][..], Vec::as_slice);
-        let jobs = status.jobs.iter().map(|job| (job.job, job_row(job, of_job(job)))).collect();
+        // The page drops the ranks of a job that it is not told of.
+        let told: BTreeSet<JobId> = status.jobs.iter().map(|job| job.job).collect();
+        let grown = since.of_all(&status.processes).filter(|growth| told.contains(&growth.process().job));
+        let all: Vec<Seen<'_>> = grown.map(|growth| Seen { does: growth.does(), growth }).collect();
+        let of_jobs = self.renew_ranks(at, wall_ms, &all);
+        let nothing = OfJob::default();
+        let row = |job: &JobInfo| (job.job, job_row(job, of_jobs.get(&job.job).unwrap_or(&nothing)));
+        let jobs = status.jobs.iter().map(row).collect();
         self.changed.jobs.extend(renew(&mut self.jobs, jobs));
-        self.ranks.retain(|job, _| self.jobs.contains_key(job));
         let traffic_over = self.traffic.keys().filter(|job| !self.jobs.contains_key(*job)).copied().collect::<Vec<_>>();
         traffic_over.iter().for_each(|job| _ = (self.traffic.remove(job), self.peers.remove(job)));
         self.before = Some(now);
@@ -170,35 +128,45 @@ impl Picture {
         for log in status.processes.iter().flat_map(|process| &process.logs) {
             *held.entry(&log.node).or_default() += log.journal + log.payload + log.images;
         }
-        let mut new = Vec::new();
+        self.nodes.begin();
         for (at, node) in status.nodes.iter().enumerate() {
-            let row = self.nodes.entry(node.name.clone()).or_default();
+            let held = held.get(&node.name).copied().unwrap_or(0);
+            let come = self.nodes.come(&node.name, || NodeRow::new(at, node, held));
             // Members come first: a node that is back stands for what was there before.
-            if row.look == self.look {
-                continue;
-            }
-            row.look = self.look;
-            write_node(&mut new, at, node, held.get(&node.name).copied().unwrap_or(0));
-            if replace(&mut row.json, &new) {
-                self.changed.nodes.push(node.name.clone());
+            if !come.again {
+                *come.changed |= come.row.renew(at, node, held);
             }
         }
-        self.nodes.retain(|name, row| {
-            let is_there = row.look == self.look;
-            if !is_there {
-                self.changed.nodes.push(name.clone());
+        self.nodes.end();
+    }
+
+    /// Returns what they come to, for the rows of their jobs.
+    fn renew_ranks(&mut self, at: Duration, wall_ms: u64, all: &[Seen<'_>]) -> BTreeMap<JobId, OfJob> {
+        let partners = self.partners(all);
+        let mut of_jobs: BTreeMap<JobId, OfJob> = BTreeMap::new();
+        self.ranks.begin();
+        for seen in all {
+            let process = seen.growth.process();
+            let with = partners.get(&process.job).and_then(|of_job| of_job.get(&process.rank));
+            let does = seen.does.with(with.map_or(&[][..], Vec::as_slice));
+            let come = self.ranks.come(&(process.job, process.rank), RankRow::default);
+            *come.changed |= come.row.renew(at, wall_ms, &seen.growth, does, seen.does.health());
+            if process.running {
+                of_jobs.entry(process.job).or_default().add(&seen.growth, come.row);
             }
-            is_there
-        });
+        }
+        self.ranks.end();
+        of_jobs
     }
 
     /// The ranks that each rank has to do with, of jobs of which the traffic is known, and of which a rank does not simply communicate.
-    fn partners(&self, of_jobs: &OfJobs<'_>) -> BTreeMap<JobId, BTreeMap<Rank, Vec<Rank>>> {
-        let of_job = |(job, (_, peers)): (&JobId, &(Traffic, Peers))| {
-            let processes = of_jobs.get(job)?;
-            processes.iter().find(|seen| matches!(seen.does, Does::Sends | Does::Receives | Does::Waits))?;
-            let all = processes.iter().map(|seen| (seen.growth.process().rank, seen.does)).collect();
-            Some((*job, peers.partners(&all)))
+    fn partners(&self, all: &[Seen<'_>]) -> Partners {
+        let of_job = |(job, known): (&JobId, &Known)| {
+            let processes = || all.iter().filter(|seen| seen.growth.process().job == *job);
+            processes().find(|seen| matches!(seen.does, Does::Sends | Does::Receives | Does::Waits))?;
+            let does = processes().map(|seen| (seen.growth.process().rank, seen.does)).collect();
+            let peers = known.peers.get_or_init(|| Peers::new(known.before.as_ref(), &known.now));
+            Some((*job, peers.partners(&does)))
         };
         self.peers.iter().filter_map(of_job).collect()
     }
@@ -231,11 +199,10 @@ impl Picture {
     }
 
     /// How much each rank has sent to each.
-    pub fn handle_traffic(&mut self, job: JobId, traffic: &Traffic) {
-        let pairs: Vec<_> = traffic.pairs.iter().map(|(from, to, bytes)| (from.0, to.0, bytes)).collect();
-        let row = text(&json!({"pairs": pairs, "others": traffic.others, "partial": traffic.partial}));
-        let before = self.peers.remove(&job).map(|(before, _)| before);
-        self.peers.insert(job, (traffic.clone(), Peers::new(before.as_ref(), traffic)));
+    pub fn handle_traffic(&mut self, job: JobId, traffic: Traffic) {
+        let row = traffic_row(&traffic);
+        let before = self.peers.remove(&job).map(|known| known.now);
+        self.peers.insert(job, Known { before, now: traffic, peers: OnceCell::new() });
         if self.traffic.get(&job) != Some(&row) {
             self.traffic.insert(job, row);
             self.changed.traffic.push(job);
@@ -252,8 +219,9 @@ impl Picture {
 
     /// What has changed since the last update, if anything has.
     pub fn take_update(&mut self) -> Option<Update> {
-        let Changed { head, anew, events, nodes, jobs, ranks, traffic } = std::mem::take(&mut self.changed);
-        if !head && !anew && events == 0 && nodes.is_empty() && jobs.is_empty() && ranks.is_empty() && traffic.is_empty() {
+        let Changed { head, anew, events, jobs, traffic } = std::mem::take(&mut self.changed);
+        let rows_have = self.nodes.has_changed() || self.ranks.has_changed();
+        if !head && !anew && events == 0 && jobs.is_empty() && traffic.is_empty() && !rows_have {
             return None;
         }
         self.number += 1;
@@ -264,15 +232,11 @@ impl Picture {
         if head {
             _ = write!(out, ",\"head\":{}", self.head);
         }
-        object(&mut out, "nodes", nodes.iter().map(|name| (name, self.nodes.get(name).map(|row| &row.json))), put_row);
+        put_nodes(&mut out, self.nodes.take_changes());
+        self.nodes.forget_gone();
         object(&mut out, "jobs", jobs.iter().map(|job| (job, self.jobs.get(job))), put_row);
-        let mut of_jobs: BTreeMap<JobId, Vec<Rank>> = BTreeMap::new();
-        ranks.into_iter().for_each(|(job, rank)| of_jobs.entry(job).or_default().push(rank));
-        object(&mut out, "ranks", of_jobs.into_iter(), |out, (job, ranks)| {
-            let rows = self.ranks.get(&job);
-            let of_job = ranks.into_iter().map(|rank| (rank, rows.and_then(|rows| rows.get(&rank)).map(|row| &row.json)));
-            put_rows(out, &job, of_job);
-        });
+        put_ranks(&mut out, self.ranks.take_changes());
+        self.ranks.forget_gone();
         object(&mut out, "traffic", traffic.iter().map(|job| (job, self.traffic.get(job))), put_row);
         self.put_events(&mut out, events);
         out += "}\n\n";
@@ -290,11 +254,9 @@ impl Picture {
     fn write_full(&self) -> Bytes {
         let head = if self.head.is_empty() { "null" } else { &self.head };
         let mut out = format!("data: {{\"n\":{},\"full\":true,\"anew\":true,\"head\":{head}", self.number);
-        object(&mut out, "nodes", self.nodes.iter().map(|(name, row)| (name, Some(&row.json))), put_row);
+        put_nodes(&mut out, self.nodes.all());
         object(&mut out, "jobs", self.jobs.iter().map(|(job, row)| (job, Some(row))), put_row);
-        object(&mut out, "ranks", self.ranks.iter(), |out, (job, rows)| {
-            put_rows(out, job, rows.iter().map(|(rank, row)| (rank, Some(&row.json))));
-        });
+        put_ranks(&mut out, self.ranks.all());
         object(&mut out, "traffic", self.traffic.iter().map(|(job, row)| (job, Some(row))), put_row);
         self.put_events(&mut out, self.events.len());
         out += "}\n\n";
@@ -316,13 +278,26 @@ impl Picture {
     }
 }
 
-fn job_row(job: &JobInfo, processes: &[&Seen<'_>]) -> String {
-    let of_job = || processes.iter().filter(|seen| seen.growth.process().running);
-    let protected = of_job().filter(|seen| seen.growth.process().protect == Protect::On);
+impl OfJob {
+    /// This rank runs.
+    fn add(&mut self, growth: &Growth<'_>, row: &RankRow) {
+        let sum = |all: Option<f64>, one: Option<f64>| one.map_or(all, |one| Some(all.unwrap_or(0.0) + one));
+        self.received = sum(self.received, growth.rate(|counters| counters.bytes_in));
+        self.sent = sum(self.sent, growth.rate(|counters| counters.bytes_out));
+        if growth.process().protect == Protect::On {
+            self.lacks |= row.committed().is_none();
+            self.committed = self.committed.into_iter().chain(row.committed()).min();
+        }
+        if let Some(part) = row.part() {
+            (self.share, self.known) = (self.share + part, self.known + 1);
+        }
+    }
+}
+
+fn job_row(job: &JobInfo, ranks: &OfJob) -> String {
     // A job's checkpoint is as old as that of its worst rank.
-    let oldest = protected.map(|seen| seen.committed.get());
-    let oldest = oldest.collect::<Option<Vec<u64>>>().and_then(|times| times.into_iter().min());
-    let share = mean(of_job().map(|seen| seen.part.get()));
+    let oldest = ranks.committed.filter(|_| !ranks.lacks);
+    let share = (ranks.known > 0).then(|| ranks.share / f64::from(ranks.known));
     let state = match &job.outcome {
         None if job.degraded.is_empty() => "running".to_owned(),
         None => "degraded".to_owned(),
@@ -339,51 +314,11 @@ fn job_row(job: &JobInfo, processes: &[&Seen<'_>]) -> String {
         "running": job.running,
         "started": job.started_ms,
         "home": job.home,
-        "in": rate(sum(of_job().filter_map(|seen| seen.growth.rate(|counters| counters.bytes_in)))),
-        "out": rate(sum(of_job().filter_map(|seen| seen.growth.rate(|counters| counters.bytes_out)))),
+        "in": rate(ranks.received),
+        "out": rate(ranks.sent),
         "committed": oldest,
-        "overhead": share.map(percent),
+        "overhead": share.map(|share| per_mille(share) as f64 / 10.0),
     }))
-}
-
-/// Writes a rank's row. In the order that the page knows: node, what it does, health, bytes in and out a
-/// second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid. `does`: what it does.
-fn write_rank(out: &mut Vec<u8>, row: &mut RankRow, seen: &Seen<'_>, does: &str, wall_ms: u64) {
-    let growth = &seen.growth;
-    let process = growth.process();
-    let log = process.logs.first();
-    let at = log.and_then(|log| log.committed_ms).map(|age| wall_ms.saturating_sub(age));
-    let is_same = |known: u64| at.is_some_and(|at| known.abs_diff(at) < SAME);
-    row.committed = row.committed.filter(|known| is_same(*known)).or(at);
-    let counters = process.counters.unwrap_or_default();
-    let new = (
-        &process.node,
-        does,
-        health_code(seen.does.health()),
-        rate(growth.rate(|counters| counters.bytes_in)),
-        rate(growth.rate(|counters| counters.bytes_out)),
-        rounded(counters.outbox),
-        rounded(log.map_or(0, |log| log.journal + log.payload)),
-        rounded(log.map_or(0, |log| log.images)),
-        row.committed,
-        row.part.map(percent),
-        counters.committed,
-        process.pid,
-    );
-    write(out, &new);
-}
-
-/// With one digit behind the point: a row changes only if that does.
-fn percent(part: f64) -> f64 {
-    (part * 1e3).round() / 10.0
-}
-
-fn health_code(health: Health) -> u8 {
-    match health {
-        Health::Good => 0,
-        Health::Troubled => 1,
-        Health::Gone => 2,
-    }
 }
 
 /// Replaces rows; returns the names of those that have come, gone or changed.
@@ -395,42 +330,14 @@ fn renew<K: Ord + Clone>(rows: &mut Rows<K>, new: Rows<K>) -> Vec<K> {
     changed
 }
 
-fn write_node(out: &mut Vec<u8>, at: usize, node: &NodeInfo, held: u64) {
-    let state = match node.state {
-        NodeState::Alive => "alive",
-        NodeState::Silent => "silent",
-        NodeState::Dead => "dead",
-        NodeState::Left => "left",
-    };
-    let role = match node.role {
-        Role::Node | Role::Newcomer => "node",
-        Role::Spare => "spare",
-        Role::Witness => "witness",
-    };
+fn traffic_row(traffic: &Traffic) -> String {
     #[derive(Serialize)]
     struct Row<'a> {
-        at: usize,
-        state: &'a str,
-        role: &'a str,
-        ranks: usize,
-        slots: u32,
-        memory: u64,
-        store: u64,
-        protector: &'a Option<NodeName>,
-        address: SocketAddr,
+        pairs: &'a [(Rank, Rank, u64)],
+        others: u64,
+        partial: bool,
     }
-    let row = Row {
-        at,
-        state,
-        role,
-        ranks: node.ranks.len(),
-        slots: node.slots,
-        memory: rounded(node.memory),
-        store: rounded(held),
-        protector: &node.protector,
-        address: node.address,
-    };
-    write(out, &row);
+    text(&Row { pairs: &traffic.pairs, others: traffic.others, partial: traffic.partial })
 }
 
 fn event_row(event: &Event) -> String {
@@ -443,38 +350,6 @@ fn shortened(text: &str) -> String {
     text.chars().take(TEXT).collect()
 }
 
-fn rate(rate: Option<f64>) -> Option<u64> {
-    rate.map(|rate| rounded(rate as u64))
-}
-
-/// Three digits: what is not seen need not travel.
-fn rounded(value: u64) -> u64 {
-    let mut unit = 1;
-    while value / unit >= 1_000 {
-        unit *= 10;
-    }
-    value / unit * unit
-}
-
-/// The same as JSON, in place of what is there.
-fn write(out: &mut Vec<u8>, value: &impl Serialize) {
-    out.clear();
-    if serde_json::to_writer(&mut *out, value).is_err() {
-        out.clear();
-        out.extend_from_slice(b"null");
-    }
-}
-
-/// Takes a row, in the memory of the one before; returns whether they differ.
-fn replace(row: &mut String, new: &[u8]) -> bool {
-    let differs = row.as_bytes() != new;
-    if differs {
-        row.clear();
-        row.push_str(std::str::from_utf8(new).unwrap_or("null"));
-    }
-    differs
-}
-
 fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| Value::Null.to_string())
 }
@@ -484,11 +359,29 @@ fn put_row<K: Display>(out: &mut String, (key, row): (K, Option<&String>)) {
     _ = write!(out, "\"{key}\":{}", row.map_or("null", String::as_str));
 }
 
-/// `"key":{"rank":row,...}`
-fn put_rows<'a, K: Display>(out: &mut String, key: &JobId, rows: impl Iterator<Item = (K, Option<&'a String>)>) {
-    _ = write!(out, "\"{key}\":{{");
-    put_list(out, rows, put_row);
-    out.push('}');
+/// `,"nodes":{"name":row,...}`; a row that is gone is null, as everywhere.
+fn put_nodes(out: &mut String, rows: Vec<(&NodeName, Option<&NodeRow>)>) {
+    object(out, "nodes", rows.into_iter(), |out, (name, row)| {
+        out.push('"');
+        *out += name.as_str();
+        *out += "\":";
+        *out += &text(&row);
+    });
+}
+
+/// `,"ranks":{"job":{"rank":row,...},...}`
+fn put_ranks(out: &mut String, mut rows: Vec<(&(JobId, Rank), Option<&RankRow>)>) {
+    // Jobs stand one behind the other, each with all of its ranks. Nearly always they do so already.
+    rows.sort_by_key(|(name, _)| **name);
+    object(out, "ranks", rows.chunk_by(|((a, _), _), ((b, _), _)| a == b), |out, of_job| {
+        let job = of_job.iter().map(|((job, _), _)| job).next();
+        job.into_iter().for_each(|job| _ = write!(out, "\"{job}\":{{"));
+        put_list(out, of_job.iter(), |out, ((_, rank), row)| {
+            out.push('"');
+            *out += &format!("{rank}\":{}", text(row));
+        });
+        out.push('}');
+    });
 }
 
 /// `,"name":{...}`, unless there is nothing.

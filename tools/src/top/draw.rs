@@ -1,5 +1,8 @@
 //! The screen of `radic top`, drawn from its model.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use radic_wire::event::EventName;
 use radic_wire::local::{ClusterStatus, NodeState};
 use radic_wire::log::ImageState;
@@ -16,7 +19,7 @@ use crate::log::stream_text;
 use crate::show::{bytes, clean, duration, utc};
 
 use super::model::{Model, Screen};
-use super::rows::{self, Row};
+use super::rows::{self, Cell, Row};
 
 /// Rows of nodes above jobs and ranks; `n` shows all of them.
 const RING: usize = 5;
@@ -164,41 +167,39 @@ fn draw_ring(status: &ClusterStatus, theme: Theme, frame: &mut Frame<'_>, area: 
     if area.height == 0 {
         return;
     }
-    let mut rows = rows::nodes(status);
     let room = usize::from(area.height.saturating_sub(2));
-    if rows.len() > room {
-        // What needs attention first.
-        rows.sort_by_key(|row| row.health == Health::Good);
-        let more = rows.len() - room.saturating_sub(1);
-        rows.truncate(room.saturating_sub(1));
-        let mut lines = table(rows::NODES, &rows, None, None, usize::from(area.width), theme);
-        lines.push(Line::raw(format!("and {more} more: n shows them")));
+    let (all, width) = (status.nodes.len(), usize::from(area.width));
+    if all > room {
+        let shown = room.saturating_sub(1);
+        let rows = rows::troubled_nodes(status, shown);
+        let mut lines = table(rows::NODES, &rows, None, None, 0..shown, width, theme);
+        lines.push(Line::raw(format!("and {} more: n shows them", all - shown)));
         return frame.render_widget(Paragraph::new(lines), area);
     }
-    let lines = table(rows::NODES, &rows, None, None, usize::from(area.width), theme);
+    let lines = table(rows::NODES, &rows::nodes(status), None, None, 0..all, width, theme);
     frame.render_widget(Paragraph::new(lines), area);
 }
 
 fn draw_rows(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let rows = model.rows();
     let room = usize::from(area.height.saturating_sub(1));
-    let mut lines = table(model.columns(), &rows, model.sorted_by(), Some(model.selected), usize::from(area.width), theme);
+    let above = (model.selected + 1).saturating_sub(room);
+    let (shown, width) = (above..above + room, usize::from(area.width));
+    let mut lines = table(model.columns(), &rows, model.sorted_by(), Some(model.selected), shown, width, theme);
     if rows.is_empty() && model.now.is_some() {
         let nothing = if model.filter.is_empty() { "nothing here" } else { "no row has this text" };
         lines.push(Line::raw(nothing));
     }
-    let above = (model.selected + 1).saturating_sub(room);
-    let shown = lines.drain(..1.min(lines.len())).collect::<Vec<_>>();
-    let shown: Vec<Line<'_>> = shown.into_iter().chain(lines.into_iter().skip(above).take(room)).collect();
-    frame.render_widget(Paragraph::new(shown), area);
+    frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// Lines as wide as the screen: a heading, and one for each row.
+/// Lines as wide as the screen: a heading, and one for each row that is shown. Columns are as wide as all rows want them, so they stay where they are.
 fn table(
     columns: &[&str],
     rows: &[Row],
     sorted: Option<usize>,
     selected: Option<usize>,
+    shown: Range<usize>,
     width: usize,
     theme: Theme,
 ) -> Vec<Line<'static>> {
@@ -208,11 +209,11 @@ fn table(
         .map(|(at, heading)| format!("{}{}", heading.trim_start_matches('>'), if sorted == Some(at) { "*" } else { "" }))
         .collect();
     let widest = |at: usize| {
-        let cells = rows.iter().map(|row| row.cells[at].text.chars().count());
+        let cells = rows.iter().map(|row| row.cells[at].width());
         cells.chain([headings[at].chars().count()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns.len()).map(widest).collect();
-    let line = |cells: Vec<&str>| {
+    let line = |cells: Vec<Cow<'_, str>>| {
         let padded = cells.iter().enumerate().map(|(at, cell)| {
             let w = widths[at];
             if columns[at].starts_with('>') { format!("{cell:>w$}") } else { format!("{cell:<w$}") }
@@ -221,11 +222,11 @@ fn table(
         let text: String = text.chars().take(width).collect();
         format!("{text:<width$}")
     };
-    let mut lines = vec![Line::styled(line(headings.iter().map(String::as_str).collect()), theme.heading())];
-    for (at, row) in rows.iter().enumerate() {
+    let mut lines = vec![Line::styled(line(headings.iter().map(Cow::from).collect()), theme.heading())];
+    for (at, row) in rows.iter().enumerate().take(shown.end).skip(shown.start) {
         let style = theme.health(row.health);
         let style = if selected == Some(at) { style.add_modifier(Modifier::REVERSED) } else { style };
-        lines.push(Line::styled(line(row.cells.iter().map(|cell| cell.text.as_str()).collect()), style));
+        lines.push(Line::styled(line(row.cells.iter().map(Cell::text).collect()), style));
     }
     lines
 }

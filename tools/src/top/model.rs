@@ -44,11 +44,19 @@ pub(super) enum Key {
     Char(char),
 }
 
+/// Which part of its time a process is kept from its work, and when that was looked at.
+#[derive(Debug, Default)]
+struct Share {
+    overhead: Overhead,
+    part: Option<f64>,
+    at: Duration,
+}
+
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) now: Option<Sample>,
     before: Option<Sample>,
-    overhead: HashMap<(JobId, Rank), (Overhead, Option<f64>)>,
+    overhead: HashMap<(JobId, Rank), Share>,
     /// Of the job on the screen: how much its ranks have sent to each other, and what follows from that.
     traffic: Option<(JobId, Traffic, Peers)>,
     pub(super) events: VecDeque<Event>,
@@ -94,14 +102,13 @@ impl Model {
     pub(super) fn handle_status(&mut self, at: Duration, status: radic_wire::local::ClusterStatus) {
         self.trouble = None;
         if !self.paused {
-            let mut overhead = HashMap::new();
             for process in &status.processes {
-                let name = (process.job, process.rank);
-                let (mut known, _) = self.overhead.remove(&name).unwrap_or_default();
-                let part = known.handle(at, process);
-                overhead.insert(name, (known, part));
+                let known = self.overhead.entry((process.job, process.rank)).or_default();
+                known.part = known.overhead.handle(at, process);
+                known.at = at;
             }
-            self.overhead = overhead;
+            // What is there no more was looked at before.
+            self.overhead.retain(|_, known| known.at == at);
             self.before = self.now.replace(Sample { at, status });
             self.clamp();
         }
@@ -224,6 +231,8 @@ impl Model {
     fn clamp(&mut self) {
         let lines = match self.screen {
             Screen::Rank(..) => self.log.iter().flatten().map(|log| log.streams.len()).sum(),
+            // Nearly always there is nothing to be counted.
+            _ if self.selected == 0 => return,
             _ => self.rows().len(),
         };
         self.selected = self.selected.min(lines.saturating_sub(1));
@@ -257,15 +266,17 @@ impl Model {
             Screen::Ranks(job) => rows::ranks(status, job, &since, self.peers(job), &|process| self.overhead(process)),
             Screen::Rank(..) => Vec::new(),
         };
-        let wanted = self.filter.to_lowercase();
-        rows.retain(|row| row.cells.iter().any(|cell| cell.text.to_lowercase().contains(&wanted)));
+        if !self.filter.is_empty() {
+            let wanted = self.filter.to_lowercase();
+            rows.retain(|row| row.cells.iter().any(|cell| cell.text().to_lowercase().contains(&wanted)));
+        }
         if let Some(column) = self.sort {
             rows.sort_by(|a, b| {
                 let (a, b) = (&a.cells[column], &b.cells[column]);
-                match (a.number, b.number) {
+                match (a.number(), b.number()) {
                     // What is largest is looked for.
                     (Some(a), Some(b)) => b.total_cmp(&a),
-                    _ => a.text.cmp(&b.text),
+                    _ => a.text().cmp(&b.text()),
                 }
             });
         }
@@ -277,7 +288,7 @@ impl Model {
 
     /// Which part of the last seconds it stood at the gate, or was stopped for a checkpoint.
     pub(super) fn overhead(&self, process: &ProcessInfo) -> Option<f64> {
-        self.overhead.get(&(process.job, process.rank)).and_then(|(_, part)| *part)
+        self.overhead.get(&(process.job, process.rank)).and_then(|known| known.part)
     }
 
     /// What a rank does, in words.

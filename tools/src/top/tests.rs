@@ -158,7 +158,7 @@ fn a_rank_names_those_that_it_waits_for_and_has_received_from() {
 fn rows_are_sorted_filtered_and_selected() {
     let mut model = model(30);
     press(&mut model, "\n");
-    let first = |model: &Model| model.rows()[0].cells[0].text.clone();
+    let first = |model: &Model| model.rows()[0].cells[0].text().into_owned();
     assert_eq!(first(&model), "0");
     press(&mut model, "s");
     assert_eq!(first(&model), "29", "the largest first");
@@ -282,4 +282,21 @@ fn sizes_and_ages_are_short() {
         [0, 9_900, 61_000, 600_000, 7_200_000, 864_000_000].map(rows::age),
         ["0.0s", "9.9s", "61s", "10m00s", "2h00m", "10d00h"]
     );
+}
+
+#[test]
+fn a_cell_is_as_wide_as_its_text() {
+    use super::rows::Cell;
+    let near = |value: f64| [value * 0.999, value - 0.5, value - 0.05, value, value + 0.05, value + 0.5].map(f64::abs);
+    let floats: Vec<f64> = (0..40)
+        .flat_map(|power| [1.4f64.powi(power), 10f64.powi(power / 3), 1024f64.powi(power / 8) * 9.95])
+        .flat_map(near)
+        .collect();
+    let parts = (0..=1_000).map(|at| f64::from(at) / 1e3).chain((0..200).map(|at| f64::from(at) / 2e3));
+    let whole = floats.iter().map(|value| *value as u64).collect::<Vec<_>>();
+    let cells = floats.iter().map(|bytes| Cell::Size(*bytes)).chain(parts.map(|part| Cell::Share(Some(part))));
+    let cells = cells.chain(whole.iter().flat_map(|value| [Cell::Count(*value), Cell::Age(Some(*value))]));
+    for cell in cells.chain([Cell::Unknown, Cell::Text("ä".into()), Cell::Age(None), Cell::Sorted("1/2".into(), 1.0)]) {
+        assert_eq!(cell.width(), cell.text().chars().count(), "{cell:?}: {}", cell.text());
+    }
 }
