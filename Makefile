@@ -11,9 +11,10 @@
 # make gridengine  installs Debian's Grid Engine, and runs a job with deaths in one of five hosts on this machine (with root)
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
+# make page-at-scale  has Chromium show the page of 1,000 nodes and 4,000 ranks, all of which change ten times a second (with chromium and playwright)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign slurm gridengine fuzzer fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign slurm gridengine fuzzer fuzz sim chaos lives pictures screenshots page-at-scale clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -133,6 +134,10 @@ pictures:
 # What takes the pictures is no part of `make deps`: apt-get install chromium fonts-dejavu-core; pip install playwright pyte pillow.
 screenshots: build
 	PATH=$(TARGET)/release:$$PATH python3 scripts/screenshots.py '.deps/programs/mpich/jacobi --size 400 --iterations 100000 --alone 0' docs/pictures
+
+page-at-scale:
+	$(CARGO) build --release --workspace --examples
+	python3 scripts/page_at_scale.py $(TARGET)/release/examples/feed
 
 man: build
 	$(TARGET)/release/radic man $(TARGET)/man
