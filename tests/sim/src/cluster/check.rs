@@ -77,6 +77,11 @@ impl Checks {
         assert!(*known == *home, "G4: {home} gives epoch {epoch} of job {job}, as {known} has");
     }
 
+    /// The newest epoch that a home has launched. No process of it need have begun.
+    pub fn launched(&self) -> Epoch {
+        self.homes.keys().map(|(_, epoch)| *epoch).chain([self.epoch]).max().unwrap_or_default()
+    }
+
     /// A process begins as this incarnation, with nothing.
     pub fn handle_incarnation(&mut self, process: ProcessId, incarnation: Incarnation) {
         if incarnation.epoch > self.epoch {

@@ -85,7 +85,7 @@ impl World {
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
-            && self.crashes.goes_on(*rank, node, self.checks.epoch)
+            && self.crashes.goes_on(*rank, node, self.checks.launched())
         {
             return self.counts.limits += 1;
         }

@@ -200,7 +200,8 @@ impl World {
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
                     // What is left of an epoch before brings nothing back, nor does what a node has that counts as dead.
-                    let (epoch, view) = (self.checks.epoch, self.machines[machine].node.as_ref().and_then(|node| node.view()));
+                    let (epoch, view) =
+                        (self.checks.launched(), self.machines[machine].node.as_ref().and_then(|node| node.view()));
                     let is_member =
                         |at: usize| view.is_some_and(|view| view.members.iter().any(|member| member.id.name == name(at)));
                     let can_restart = |at: usize| {
