@@ -73,6 +73,32 @@ struct Reading {
     at: (u64, u64),
 }
 
+/// Where an outcome stood in the log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stood {
+    /// Of its thread.
+    pub(crate) number: u32,
+    /// The thread's name, if this is its first outcome.
+    pub(crate) begins: Option<u64>,
+    /// After so many bytes of all threads.
+    pub(crate) sent: u64,
+    /// After so many bytes of its own thread, if the log says that.
+    pub(crate) own: Option<u64>,
+}
+
+/// What an outcome leaves of what is counted of its thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing: a call had it.
+    Nothing,
+    /// Empty outcomes beyond so many: it is one of them itself.
+    Empties { passed: u64 },
+    /// The same, and the last reading: it is a reading that was told before its turn, and its thread has gone on.
+    Later { passed: u64 },
+    /// All: it belongs to no call ([`Determinant::Taken`]).
+    All,
+}
+
 /// What the log calls a thread: the name, and its place in the table if it has begun here.
 #[derive(Debug, Clone, Copy)]
 struct Number {
@@ -245,15 +271,9 @@ impl Journal {
         self.place_at(number, begins).map_or(0, |place| self.sent_by(place))
     }
 
-    /// An outcome was served from the log that stood after `sent` bytes; at a thread's first one the thread gets its number.
-    /// `own`: after so many bytes of its own thread, if the log says that. `passed`: so many empty outcomes of the thread, or some of them, were before it; none: all of them.
-    /// `early`: it was told before, and its thread has gone on.
-    pub(crate) fn handle_served(
-        &mut self,
-        (number, begins): (u32, Option<u64>),
-        (sent, own): (u64, Option<u64>),
-        (passed, early): (Option<u64>, bool),
-    ) {
+    /// An outcome was served from the log, or recorded; at a thread's first one the thread gets its number.
+    pub(crate) fn handle_served(&mut self, stood: Stood, left: Left) {
+        let Stood { number, begins, sent, own } = stood;
         if let Some(name) = begins {
             self.bind(number, name);
         }
@@ -261,26 +281,23 @@ impl Journal {
         // Another outcome of one of several threads comes after all that it has sent.
         let is_among = own.is_some() || self.threads() == 1;
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
-            let taken = thread.taken_after(own, recorded).filter(|_| is_among);
-            thread.reading = thread.reading.take().filter(|_| early);
-            thread.empties = passed.map_or(0, |passed| thread.empties.saturating_sub(passed));
-            thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
-            thread.taken = taken.map(|(all, at)| (all, at.saturating_sub(own.unwrap_or(0)).min(thread.sent)));
+            let taken = thread.taken_after(own, recorded);
+            (thread.empties, thread.reading) = match left {
+                Left::Nothing => (0, None),
+                Left::Empties { passed } => (thread.empties.saturating_sub(passed), None),
+                Left::Later { passed } => (thread.empties.saturating_sub(passed), thread.reading.take()),
+                Left::All => (thread.empties, thread.reading.take()),
+            };
+            match left {
+                Left::All => thread.taken = taken,
+                Left::Nothing | Left::Empties { .. } | Left::Later { .. } => {
+                    let before = own.unwrap_or(0);
+                    thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
+                    let of_now = |(all, at): (u64, u64)| (all, at.saturating_sub(before).min(thread.sent));
+                    thread.taken = taken.filter(|_| is_among).map(of_now);
+                }
+            }
         }
-        self.pass(number, sent);
-    }
-
-    /// Sends were taken ([`Determinant::Taken`]). That belongs to no call: what is counted of the thread goes on.
-    pub(crate) fn handle_taken_served(&mut self, number: u32, sent: u64, own: Option<u64>) {
-        let recorded = self.all_sent - self.sent.saturating_sub(sent);
-        if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
-            thread.taken = thread.taken_after(own, recorded);
-        }
-        self.pass(number, sent);
-    }
-
-    /// An outcome of this thread stood after `sent` bytes.
-    fn pass(&mut self, number: u32, sent: u64) {
         self.sent = self.sent.saturating_sub(sent);
         self.thread = number;
     }
@@ -325,10 +342,9 @@ impl Journal {
         let needed = (self.ring.end() + length as u64).saturating_sub(self.ring.capacity() as u64);
         self.ring.trim(needed.max(self.ring.start()));
         self.ring.push(&self.scratch[..length]);
-        match outcome {
-            Determinant::Taken if number.is_some() => self.handle_taken_served(index, sent, own),
-            _ => self.handle_served((index, number.is_none().then_some(name)), (sent, own), (None, false)),
-        }
+        let is_taken = *outcome == Determinant::Taken && number.is_some();
+        let stood = Stood { number: index, begins: number.is_none().then_some(name), sent, own };
+        self.handle_served(stood, if is_taken { Left::All } else { Left::Nothing });
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use radic_wire::bytes::{Malformed, Reader};
 use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall};
 
 use crate::error::Error;
-use crate::journal::Journal;
+use crate::journal::{Journal, Left, Stood};
 
 /// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in a program that goes by the clock another
 /// thread may wait for what this one does next. The caller waits about half a millisecond each time.
@@ -195,8 +195,15 @@ impl Head {
 enum Kind {
     /// Of a send: the descriptor, and how many bytes were taken.
     Send(u32, u32),
-    /// Of a reading: the clock, after how many readings of it by the rule, the difference, and after how many since the record before.
-    Time(u32, u64, i64, u64),
+    /// Of a reading of this clock.
+    Time {
+        clock: u32,
+        /// After so many readings of it by the rule.
+        before: u64,
+        difference: i64,
+        /// After so many since the record before.
+        own: u64,
+    },
     Other,
 }
 
@@ -207,7 +214,7 @@ impl Kind {
             (Some((fd, taken)), _) => Kind::Send(fd, taken),
             (None, Determinant::Time { clock, skipped, difference }) => {
                 let passed = passed.get(clock as usize).copied().unwrap_or(0);
-                Kind::Time(clock, skipped.saturating_add(passed), difference, skipped)
+                Kind::Time { clock, before: skipped.saturating_add(passed), difference, own: skipped }
             }
             (None, _) => Kind::Other,
         }
@@ -378,7 +385,9 @@ impl Replay {
         // A reading that was made since is not ahead any more, nor is a call that has found nothing since.
         let is_made = |ahead: &Ahead| match *ahead {
             Ahead::Nothing(before) => journal.empties(thread) > before,
-            Ahead::Here(_, Kind::Time(clock, before, ..)) => skipped.get(clock as usize).is_some_and(|skipped| *skipped > before),
+            Ahead::Here(_, Kind::Time { clock, before, .. }) => {
+                skipped.get(clock as usize).is_some_and(|skipped| *skipped > before)
+            }
             _ => false,
         };
         if let Some((_, known)) = self.ahead.filter(|(of, known)| *of == thread && !is_made(known)) {
@@ -539,12 +548,12 @@ impl Replay {
         };
         let (outcome, gate_a) = (self.awaited_outcome()?, head.is_open(journal));
         let is_head = journal.is_thread(thread, head.thread, head.begins) && outcome != Determinant::Taken;
-        let is_record = |kind| matches!(kind, Kind::Time(of, before, difference, _) if (of, before) == (clock, skipped) && difference != step);
+        let is_record = |kind| matches!(kind, Kind::Time { clock: of, before, difference, .. } if (of, before) == (clock, skipped) && difference != step);
         if is_head && gate_a && is_record(Kind::of(&outcome, &[0; CLOCKS])) {
             return Ok(Served::Outcome);
         }
         let is_due = match self.look_ahead(journal, thread) {
-            Ahead::Here(Head { begins: None, position, .. }, kind @ Kind::Time(_, _, difference, own))
+            Ahead::Here(Head { begins: None, position, .. }, kind @ Kind::Time { difference, own, .. })
                 if is_record(kind) && self.turns >= READING_TURNS =>
             {
                 self.early.push(position);
@@ -625,15 +634,16 @@ impl Replay {
 
     /// The outcome was given to the program, whole.
     pub fn handle_served(&mut self, journal: &mut Journal) {
-        let (is_taken, is_nothing) = (self.outcome() == Some(Determinant::Taken), self.outcome() == Some(Determinant::Nothing));
-        let Some(head) = self.head.take() else { return };
-        if is_taken && head.begins.is_none() {
-            journal.handle_taken_served(head.thread, head.sent, head.own);
-        } else {
-            let early = self.early.iter().position(|early| *early == head.position).map(|at| self.early.swap_remove(at));
-            let passed = early.map(|_| head.empties).or(is_nothing.then_some(head.empties.saturating_add(1)));
-            journal.handle_served((head.thread, head.begins), (head.sent, head.own), (passed, early.is_some()));
-        }
+        let Some(head) = self.head else { return };
+        let early = self.early.iter().position(|early| *early == head.position).map(|at| self.early.swap_remove(at));
+        let left = match (early, self.outcome()) {
+            (Some(_), _) => Left::Later { passed: head.empties },
+            (None, Some(Determinant::Nothing)) => Left::Empties { passed: head.empties.saturating_add(1) },
+            (None, Some(Determinant::Taken)) if head.begins.is_none() => Left::All,
+            (None, _) => Left::Nothing,
+        };
+        self.head = None;
+        journal.handle_served(Stood { number: head.thread, begins: head.begins, sent: head.sent, own: head.own }, left);
         (self.ahead, self.turns) = (None, 0);
         self.thread = head.thread;
         self.at += head.code.1;
