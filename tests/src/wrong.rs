@@ -11,7 +11,7 @@ const NOT_CALLED: [(&str, &[&str]); 4] = [
         "a wrong pointer is followed without the kernel: the program dies of it with and without the library",
         &["arc4random_buf", "fileno", "fileno_unlocked", "gettimeofday", "pthread_create", "system", "time", "times"],
     ),
-    ("it does not come back", &["_Exit", "_exit", "closefrom"]),
+    ("it does not come back", &["_Exit", "_exit", "closefrom", "quick_exit"]),
     ("it is MPI's", &["MPI_Init", "MPI_Init_thread", "MPI_Wtime", "mpi_init_", "mpi_init_thread_", "mpi_wtime_"]),
 ];
 
