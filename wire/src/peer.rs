@@ -469,6 +469,8 @@ pub enum Unprotected {
     ServingChild,
     /// A connection with a process that is not protected.
     Peer,
+    /// What it has done since its last checkpoint: none can be made of it.
+    Work,
 }
 
 /// What a host says of its ranks to the job's home.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
 use radic_wire::local::RankCheckpoint;
-use radic_wire::peer::{Answer, PeerMessage};
+use radic_wire::peer::{Answer, PeerMessage, Unprotected};
 use radic_wire::process::{Counters, FromNode, Interval, Protect};
 
 use super::events::About;
@@ -26,6 +26,8 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 /// failure, up to `DOUBLINGS` times.
 const UNPROTECTED: Duration = Duration::from_secs(2);
 const DOUBLINGS: u32 = 5;
+/// Time for which all checkpoints of a process fail until its terminal is told: one that catches up, or whose disk is full for a moment, is saved before.
+const UNSAVED: Duration = Duration::from_secs(30);
 /// The assumed cost of a checkpoint, until one has been made.
 const COST: Duration = Duration::from_millis(100);
 /// The longest reason that is passed on for one rank, in characters: many ranks may have one.
@@ -41,6 +43,9 @@ pub(super) struct Schedule {
     committed: bool,
     /// How many checkpoints have failed in a row.
     failed: u32,
+    /// Since when all have failed, until that is told.
+    failing: Option<Duration>,
+    is_told: bool,
 }
 
 /// A `radic checkpoint` that waits for ranks of this node.
@@ -257,8 +262,28 @@ impl Node {
             let text = format!("rank {}: {why}", process.rank);
             self.handle_store_event(now, EventName::CheckpointFailed, Some(process), text);
         }
+        self.tell_if_unsaved(now, process, &result);
         self.schedule_another(now, process, result.is_ok());
         self.settle_process(process, request, &result);
+    }
+
+    /// Records, once for each process that runs here, that no checkpoint can be made of it, and what that means.
+    fn tell_if_unsaved(&mut self, now: Duration, process: ProcessId, result: &Result<u64, String>) {
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        let schedule = &mut observed.schedule;
+        let since = *schedule.failing.get_or_insert(now);
+        let Err(why) = result else { return schedule.failing = None };
+        if now < since + UNSAVED || std::mem::replace(&mut schedule.is_told, true) {
+            return;
+        }
+        let means = if self.makes_lines(process.job) {
+            "no rank has a newer one until it has, and ranks wait when their outboxes are full (--payload log needs no common one)"
+        } else {
+            "if it is lost it goes back to its last one, and the job restarts from its beginning if it has none"
+        };
+        let text =
+            format!("rank {} makes no checkpoint, for {} s already: {why}; {means}", process.rank, (now - since).as_secs());
+        self.record_unprotected(now, process, Unprotected::Work, text);
     }
 
     /// A process that could not be brought back now makes another checkpoint soon, whatever its interval is.

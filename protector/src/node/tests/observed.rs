@@ -261,6 +261,24 @@ fn checkpoints_come_after_init_then_staggered_then_at_every_interval() {
     assert_eq!(cluster.recorded(EventName::CheckpointFailed), 1);
 }
 
+/// That is told once, and only if it lasts.
+#[test]
+fn a_rank_of_which_no_checkpoint_can_be_made_is_told() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(1, never());
+    let told = |c: &Cluster| c.recorded(EventName::Unprotected);
+    let mut say = |cluster: &mut Cluster, seconds, result: Result<u64, &str>| {
+        cluster.run_for(Duration::from_secs(seconds));
+        cluster.say(job, 0, ToNode::Checkpointed { request: 1, result: result.map_err(str::to_owned) });
+        cluster.run_for(Duration::from_millis(10));
+        told(cluster)
+    };
+    let no = Err("a mapping of /dev/x cannot be saved");
+    assert_eq!([say(&mut cluster, 0, no), say(&mut cluster, 20, no)], [0, 0]);
+    assert_eq!([say(&mut cluster, 20, Ok(1)), say(&mut cluster, 20, no)], [0, 0], "one was made meanwhile");
+    assert_eq!([say(&mut cluster, 20, no), say(&mut cluster, 20, no), say(&mut cluster, 50, no)], [0, 1, 1]);
+}
+
 #[test]
 fn a_checkpoint_on_request_tells_of_every_rank() {
     let mut cluster = Cluster::new(3);
