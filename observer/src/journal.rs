@@ -114,6 +114,8 @@ pub struct Journal {
     shipped: u64,
     /// The threads. Not all of the memory is touched before there are so many.
     threads: Vec<Thread>,
+    /// How many of them are alive.
+    alive: usize,
     /// By the number that the log has for them. In replay a thread may be at another place than its number.
     numbers: Vec<Option<Number>>,
     /// Threads at once.
@@ -145,7 +147,8 @@ impl Journal {
         numbers.push(Some(Number { name: 0, place: Some(0) }));
         let (ring, threads, most) = (Ring::new(capacity), table, threads);
         let clocks = Clocks::new(most);
-        Journal { ring, stable: 0, shipped: 0, threads, numbers, most, sent: 0, all_sent: 0, thread: 0, clocks, scratch }
+        let (stable, shipped, alive) = (0, 0, 1);
+        Journal { ring, stable, shipped, threads, alive, numbers, most, sent: 0, all_sent: 0, thread: 0, clocks, scratch }
     }
 
     /// The position after the last outcome.
@@ -196,6 +199,7 @@ impl Journal {
             self.threads.push(Thread::default());
         }
         self.clocks.begin_thread(place as u32);
+        self.alive += 1;
         self.threads[place] = Thread { name, alive: true, number: number.map(|number| number as u32), ..Thread::default() };
         Ok(place as u32)
     }
@@ -203,7 +207,7 @@ impl Journal {
     /// The thread at this place has ended: another one may have its place, and its number in the log.
     pub fn end_thread(&mut self, place: u32) {
         let Some(thread) = self.threads.get_mut(place as usize) else { return };
-        thread.alive = false;
+        self.alive -= usize::from(std::mem::take(&mut thread.alive));
         if let Some(number) = thread.number.take() {
             self.numbers[number as usize] = None;
         }
@@ -211,7 +215,7 @@ impl Journal {
 
     /// Threads that have begun and not ended.
     pub fn threads(&self) -> usize {
-        self.threads.iter().filter(|thread| thread.alive).count()
+        self.alive
     }
 
     fn thread_at(&self, place: u32) -> Result<Thread, Error> {
