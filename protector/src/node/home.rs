@@ -466,6 +466,9 @@ impl Home {
     /// A host speaks of its ranks in this epoch. A message of an earlier epoch may still be under way when the next one has
     /// begun: from a node that was to bring a rank back while this home took that node for empty.
     fn handle_host(&mut self, now: Duration, from: &NodeId, epoch: Epoch, said: FromHost) {
+        if said != FromHost::Gone && epoch == self.epoch {
+            self.learn_host(from);
+        }
         match said {
             FromHost::Report(report) => self.handle_report(from, epoch, report),
             // The host ends its ranks, in whatever epoch: nothing is left there.
@@ -502,6 +505,18 @@ impl Home {
             }
             // A host that speaks for ranks it does not have is ignored.
             _ => {}
+        }
+    }
+
+    /// A node has something of the job. If no rank was to come back there, it has one that had ended, and prints once more what was lost with its node: it must hear what is taken, and
+    /// when the job ends or restarts.
+    fn learn_host(&mut self, node: &NodeId) {
+        if self.is_over() || self.hosts.contains_key(node) || self.placement.ranks_on(node).next().is_none() {
+            return;
+        }
+        self.hosts.insert(node.clone(), HostState::default());
+        if self.phase != Phase::Running {
+            self.tell_host(node.clone(), self.end_message());
         }
     }
 
