@@ -3,7 +3,8 @@
 //!
 //! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are asked: the node of the process that listens knows the
 //!   caller by its address, and tells its process which one has called.
-//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
+//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again. The backlog of a process that listens may be full. A
+//!   call that does not wait, or has waited for as long as its program wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
 //! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
 //!   has not forgotten the first question, and does not take this caller for an unprotected one. A call to a machine of the cluster that is still under way then is made anew, for
 //!   [`RETURN`] at most: a process may begin to listen there before it arrives.
@@ -32,6 +33,8 @@ mod tests;
 pub const RETURN: Duration = Duration::from_secs(60);
 /// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
+/// The same for a call that does not wait: then it is left under way. Long enough for the answer of a machine nearby.
+const MOMENT: Duration = Duration::from_millis(20);
 /// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
 const CALLS: u32 = 100;
 
@@ -88,6 +91,8 @@ pub enum Step {
     },
     /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and this greeting is written to it first.
     Take(Slot, Option<Greeting>),
+    /// The descriptor is this protected connection from now on, and its socket is under way still: [`Links::handle_under_way`].
+    Leave(Slot),
     /// The call is over.
     Over(Outcome),
 }
@@ -97,6 +102,8 @@ pub enum Step {
 pub enum Outcome {
     /// There is a connection with a protected process. To a program that does not wait it looks as it always does: under way, and writable at once.
     Connected,
+    /// There is one, and it is under way (EINPROGRESS).
+    UnderWay,
     /// The call failed with this `errno`.
     Failed(u32),
     /// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: programs read the error off the socket.
@@ -180,8 +187,12 @@ enum Stage {
     Breathing,
     /// The connection is there, and is to be greeted.
     Linked,
-    /// In replay: there was a connection.
-    Again,
+    /// It is under way, and is left so. So many processes had come back when it was called.
+    UnderWay { returned: u64 },
+    /// The descriptor is the connection that is under way; that is to be recorded.
+    Left,
+    /// In replay: there was a connection, and the call came to this.
+    Again(Outcome),
     /// The descriptor is the connection; what has come of the call is to be recorded.
     Taken,
     /// This has come of it.
@@ -201,6 +212,8 @@ pub struct Connect {
     target: Option<(SocketAddr, Peer)>,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
+    /// A call that waits is left under way then.
+    until: Option<Duration>,
     /// How often it was called.
     calls: u32,
     /// Since when it is looked for.
@@ -219,10 +232,16 @@ impl Connect {
             incarnation: None,
             target: None,
             is_placed: false,
+            until: None,
             calls: 0,
             since: None,
             stage: Stage::Begun,
         }
+    }
+
+    /// The program's limit for a call that waits (SO_SNDTIMEO).
+    pub fn until(self, until: Option<Duration>) -> Connect {
+        Connect { until, ..self }
     }
 
     /// The process that is called, once that is known, and the socket's own address as the program is told it.
@@ -284,9 +303,18 @@ impl Connect {
             // Another thread may have learnt something since the call began.
             Stage::Linked => match gate(cx) {
                 Some(wait) => Some(wait),
-                None => self.take(cx, true)?,
+                None => self.take(cx)?,
             },
-            Stage::Again => self.take(cx, false)?,
+            Stage::UnderWay { returned } if returned != links.returned() => self.enter(Stage::Missed { rests: false }),
+            Stage::UnderWay { .. } => match gate(cx) {
+                Some(wait) => Some(wait),
+                None => self.leave(cx)?,
+            },
+            Stage::Left => {
+                cx.observer.handle_failed(self.thread, self.fd, Call::Connect, EINPROGRESS)?;
+                self.enter(Stage::Over(Outcome::UnderWay))
+            }
+            Stage::Again(outcome) => self.take_again(cx, outcome)?,
             Stage::Taken => self.record_connected(cx)?,
             Stage::Over(outcome) => Some(Step::Over(outcome)),
             Stage::Calling { .. } | Stage::Dialing { .. } => unreachable!("what came of the last step is to be told first"),
@@ -328,7 +356,8 @@ impl Connect {
         Ok(match cx.observer.ask(self.thread, Ask::Connect { fd: self.fd }, true)? {
             Ready::Wait(wait) => Some(wait),
             Ready::Live => self.enter(if self.is_placed { Stage::Ready } else { Stage::Binding }),
-            Ready::Outcome(0) => self.enter(Stage::Again),
+            Ready::Outcome(0) => self.enter(Stage::Again(Outcome::Connected)),
+            Ready::Outcome(EINPROGRESS) => self.enter(Stage::Again(Outcome::UnderWay)),
             Ready::Outcome(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
             Ready::Nothing | Ready::Set(_) => self.enter(Stage::Over(Outcome::Failed(EINVAL))),
         })
@@ -415,6 +444,7 @@ impl Connect {
                 self.stage = Stage::Missed { rests: false }
             }
             (Stage::Dialing { .. }, Dialed::Made) => self.stage = Stage::Linked,
+            (Stage::Dialing { returned }, Dialed::Open(_)) if !self.may_wait(cx) => self.stage = Stage::UnderWay { returned },
             (Stage::Dialing { .. }, Dialed::Open(_)) => self.stage = Stage::Missed { rests: true },
             (Stage::Dialing { .. }, Dialed::Failed(ECONNREFUSED | ECONNRESET | ETIMEDOUT | EHOSTUNREACH | ENETUNREACH)) => {
                 self.stage = Stage::Missed { rests: true };
@@ -431,7 +461,14 @@ impl Connect {
         }
         self.calls += 1;
         let at = self.target.and_then(|(_, peer)| peer.at).unwrap_or(self.to);
-        Ok(self.then(Stage::Dialing { returned }, Step::Dial { at, until: cx.now + LINK }))
+        let until = cx.now + if self.blocking { LINK } else { MOMENT };
+        let until = self.until.map_or(until, |limit| limit.min(until));
+        Ok(self.then(Stage::Dialing { returned }, Step::Dial { at, until }))
+    }
+
+    /// Whether the program waits for longer.
+    fn may_wait(&self, cx: &Context<'_>) -> bool {
+        self.blocking && self.until.is_none_or(|until| cx.now < until)
     }
 
     // ---- outcomes
@@ -443,17 +480,36 @@ impl Connect {
     }
 
     /// The descriptor becomes the connection.
-    fn take(&mut self, cx: &mut Context<'_>, greets: bool) -> Result<Option<Step>, Error> {
-        let Some((_, peer)) = self.target else { unreachable!("a process that is called is known") };
-        Ok(match cx.observer.connect(self.fd, peer.process)? {
+    fn take(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
+        Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),
-            Ok(slot) if greets => {
+            Ok(slot) => {
                 let greeting = cx.observer.dial(slot);
                 assert!(greeting.is_some(), "a connection that was opened here has a greeting");
                 self.then(Stage::Taken, Step::Take(slot, greeting))
             }
-            Ok(slot) => self.then(Stage::Over(Outcome::Connected), Step::Take(slot, None)),
         })
+    }
+
+    /// The same in replay.
+    fn take_again(&mut self, cx: &mut Context<'_>, outcome: Outcome) -> Result<Option<Step>, Error> {
+        Ok(match self.open(cx)? {
+            Err(wait) => Some(Step::Wait(wait)),
+            Ok(slot) => self.then(Stage::Over(outcome), Step::Take(slot, None)),
+        })
+    }
+
+    /// The same while it is under way.
+    fn leave(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
+        Ok(match self.open(cx)? {
+            Err(wait) => Some(Step::Wait(wait)),
+            Ok(slot) => self.then(Stage::Left, Step::Leave(slot)),
+        })
+    }
+
+    fn open(&self, cx: &mut Context<'_>) -> Result<Result<Slot, Wait>, Error> {
+        let Some((_, peer)) = self.target else { unreachable!("a process that is called is known") };
+        cx.observer.connect(self.fd, peer.process)
     }
 
     /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log does not say that there is a connection finds a peer

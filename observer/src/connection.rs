@@ -316,6 +316,11 @@ impl Connection {
         self.forgettable.1
     }
 
+    /// Its peer has never heard of it, and never will: it was closed or refused while its `connect` was under way.
+    pub(crate) fn is_unheard_of(&self) -> bool {
+        self.gone_there && self.attempt.is_none()
+    }
+
     /// The stream that comes in.
     pub fn stream_in(&self) -> StreamId {
         StreamId { connection: self.id, from_opener: !self.opened_here }

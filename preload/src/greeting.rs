@@ -18,7 +18,7 @@ use rustix::net::RecvFlags;
 use crate::memory::discreetly;
 use crate::sys;
 
-/// Time for the other end to write its greeting, in milliseconds: it does so inside its connect().
+/// Time for the kernel to take a greeting, in milliseconds: its buffer is empty.
 const GREETING_MS: u64 = 5_000;
 /// The longest, with what is around it.
 const LONGEST: usize = 1 + GREETING + MAC;
@@ -60,17 +60,6 @@ pub fn write(fd: BorrowedFd<'_>, key: &JobKey, to: To, greeting: &Greeting) -> R
     sys::send_all(fd, &out[..1 + length + MAC], GREETING_MS)
 }
 
-/// Reads a greeting for `me`; waits for it. Its key depends on the connection that it is about.
-pub fn read(fd: BorrowedFd<'_>, me: To, key_of: impl Fn(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
-    let mut incoming = Incoming::default();
-    loop {
-        match incoming.read(fd, me, &key_of)? {
-            Some(greeting) => return Ok(greeting),
-            None => sys::wait_for(fd, PollFlags::IN, GREETING_MS)?,
-        }
-    }
-}
-
 /// A greeting that comes in, perhaps in pieces. Not a byte more is taken from the socket: what follows is the program's.
 #[derive(Debug)]
 pub struct Incoming {
@@ -85,6 +74,26 @@ impl Default for Incoming {
 }
 
 impl Incoming {
+    /// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it for so many milliseconds. None: it has not come.
+    pub fn read_within(
+        &mut self,
+        milliseconds: u64,
+        fd: BorrowedFd<'_>,
+        me: To,
+        key_of: impl Fn(&ConnectionId) -> JobKey,
+    ) -> Result<Option<Greeting>, Errno> {
+        loop {
+            if let Some(greeting) = self.read(fd, me, &key_of)? {
+                return Ok(Some(greeting));
+            }
+            match sys::wait_for(fd, PollFlags::IN, milliseconds) {
+                Ok(()) => {}
+                Err(Errno::TIMEDOUT) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Takes what is there for `me`, without waiting. None: there is more to come. The socket's end, or anything but a greeting with the right code, is an error.
     pub fn read(
         &mut self,

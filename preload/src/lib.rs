@@ -50,3 +50,4 @@ mod swap;
 pub mod sys;
 #[allow(unsafe_code)]
 mod threads;
+mod under_way;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Install, Links, SocketId};
 use radic_observer::{Context, Failure};
+use radic_wire::address::canonical;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
@@ -42,6 +43,8 @@ const LOOK_NS: u64 = 2_000_000;
 struct Greeter {
     fd: OwnedFd,
     incoming: Incoming,
+    /// It has come to the program's listener, and not to the door.
+    called: bool,
 }
 
 /// A socket that was dialed.
@@ -95,7 +98,7 @@ pub fn reset(error: Errno) -> Ending {
 
 impl Layer {
     /// Tells the links something, and does what they say.
-    fn drive<T>(&mut self, input: impl FnOnce(&mut Links, &mut Context<'_>) -> Result<T, Failure>) -> T {
+    pub(crate) fn drive<T>(&mut self, input: impl FnOnce(&mut Links, &mut Context<'_>) -> Result<T, Failure>) -> T {
         let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
         let value = sure(input(&mut self.links, &mut cx));
         while let Some(action) = self.links.poll_action() {
@@ -122,6 +125,7 @@ impl Layer {
                 self.sockets.take_aside(end).and_then(|aside| aside.socket).into_iter().for_each(discard);
             }
             Action::RefuseSends(end) => self.slot_of_end(end).into_iter().for_each(|slot| self.drop_unsent(slot)),
+            Action::Hail(end, greeting) => self.hail(end, *greeting),
             Action::Refused(error) => self.note(&format!("a connection was refused: {error}")),
         }
     }
@@ -136,16 +140,16 @@ impl Layer {
         }
     }
 
-    fn slot_of_end(&self, end: StreamId) -> Option<Slot> {
+    pub(crate) fn slot_of_end(&self, end: StreamId) -> Option<Slot> {
         self.observer.table().find_end(end.connection, end.from_opener)
     }
 
-    fn end_of(&self, slot: Slot) -> Option<StreamId> {
+    pub(crate) fn end_of(&self, slot: Slot) -> Option<StreamId> {
         self.observer.table().get(slot).map(Connection::stream_out)
     }
 
     /// The program's descriptor of a connection, also before its accept.
-    fn descriptor(&self, slot: Slot) -> Option<i32> {
+    pub(crate) fn descriptor(&self, slot: Slot) -> Option<i32> {
         let connection = self.observer.table().get(slot)?;
         let arrived = || self.arrived.iter().find(|arrived| arrived.connection == connection.id && !connection.opened_here);
         connection.fd().map(|fd| fd as i32).or_else(|| connection.is_offered().then(arrived).flatten().map(|a| a.fd))
@@ -200,7 +204,16 @@ impl Layer {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(fd) = rustix::net::accept_with(door, flags).and_then(sys::high) else { return };
             let socket = self.drive(|links, cx| Ok(links.handle_visitor(cx.now)));
-            self.sockets.visitors.insert(socket, Greeter { fd, incoming: Incoming::default() });
+            self.sockets.visitors.insert(socket, Greeter { fd, incoming: Incoming::default(), called: false });
+        }
+    }
+
+    /// The greeting of a caller that the program's listener has let in does not come at once: meanwhile it is one among those at the door.
+    pub fn expect_greeting(&mut self, fd: OwnedFd, incoming: Incoming) {
+        // Without a number for it the caller comes once more.
+        if let Ok(fd) = sys::high(fd) {
+            let socket = self.drive(|links, cx| Ok(links.handle_visitor(cx.now)));
+            self.sockets.visitors.insert(socket, Greeter { fd, incoming, called: true });
         }
     }
 
@@ -209,15 +222,26 @@ impl Layer {
         To { process: self.observer.process(), incarnation: Some(self.observer.incarnation()) }
     }
 
+    /// The node need not know any more who this caller is.
+    fn send_off(&mut self, fd: &OwnedFd) {
+        if let Some(from) = rustix::net::getpeername(fd).ok().flatten().and_then(|from| SocketAddr::try_from(from).ok()) {
+            self.tell_node(&ToNode::Greeted(canonical(from)));
+        }
+    }
+
     /// Greetings of visitors. A visitor that gives its socket up while its greeting waits for the gate is none any more.
     fn hear_visitors(&mut self) {
         let sockets: Vec<SocketId> = self.sockets.visitors.keys().copied().collect();
         for socket in sockets {
             let Some(mut visitor) = self.sockets.visitors.remove(&socket) else { continue };
+            let me = To { incarnation: self.to_me().incarnation.filter(|_| !visitor.called), ..self.to_me() };
             let greeting = match self.links.has_greeted(socket) {
                 true => Ok(None),
-                false => visitor.incoming.read(visitor.fd.as_fd(), self.to_me(), |connection| self.greeting_key(connection)),
+                false => visitor.incoming.read(visitor.fd.as_fd(), me, |connection| self.greeting_key(connection)),
             };
+            if visitor.called && matches!(greeting, Ok(Some(_))) {
+                self.send_off(&visitor.fd);
+            }
             let is_dead = is_given_up(&visitor.fd);
             self.sockets.visitors.insert(socket, visitor);
             match greeting {
@@ -236,7 +260,7 @@ impl Layer {
     fn dial(&mut self, socket: SocketId, door: &SocketAddr) {
         match dial(door) {
             Ok(fd) => {
-                let greeter = Greeter { fd, incoming: Incoming::default() };
+                let greeter = Greeter { fd, incoming: Incoming::default(), called: false };
                 self.sockets.dialed.insert(socket, Dialed { greeter, is_connected: false });
             }
             Err(_) => self.drive(|links, cx| {
@@ -268,7 +292,7 @@ impl Layer {
 
     fn hear_answer(&mut self, socket: SocketId) {
         let Some(mut dialed) = self.sockets.dialed.remove(&socket) else { return };
-        let Greeter { fd, incoming } = &mut dialed.greeter;
+        let Greeter { fd, incoming, .. } = &mut dialed.greeter;
         let answer = incoming.read(fd.as_fd(), self.to_me(), |connection| self.greeting_key(connection));
         self.sockets.dialed.insert(socket, dialed);
         match answer {
@@ -538,6 +562,7 @@ impl Layer {
         self.take_visitors();
         self.hear_visitors();
         self.look_at_dialed();
+        self.look_at_under_way(false);
         self.drive(|links, cx| links.handle_timeout(cx));
         // G1: a greeting says what was received. What precedes it is shipped now, and its time comes with the acknowledgement.
         if self.links.waits_at_gate() && self.observer.gate().is_some() {
@@ -573,7 +598,7 @@ impl Layer {
             };
             Some((dialed.greeter.fd.as_raw_fd(), events))
         });
-        door.chain(visitors).chain(dialed)
+        door.chain(visitors).chain(dialed).chain(self.awaited_of_under_way())
     }
 
     /// When something of the links or the session is due, in the time of [`sys::now`]; none: only events matter.

@@ -22,7 +22,7 @@ use serde::Deserialize;
 /// Time for one program.
 const LIMIT: Duration = Duration::from_secs(150);
 /// Programs that go through cases, see their sources.
-const CALLS: [&str; 4] = ["net_connect", "net_data", "net_poll", "net_process"];
+const CALLS: [&str; 5] = ["net_connect", "net_data", "net_poll", "net_process", "net_backlog"];
 /// Names that the C library has for calls that are checked at run time: programs of distributions use them.
 const FORTIFIED: [&str; 5] = ["__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk", "__ppoll_chk"];
 /// Connections that are opened and closed, so many that it takes several checkpoints: what is kept of a connection goes with them.

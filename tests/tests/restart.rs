@@ -212,6 +212,41 @@ fn what_was_called_too_early_is_refused_again() {
     all_numbers_come(&cluster, job);
 }
 
+/// Calls to a listener whose backlog is full are under way when the caller dies, or the process that is called: its rank alone, before and after a checkpoint, or its node. All of them get
+/// their connections.
+#[test]
+fn calls_that_are_under_way_survive_the_death_of_either_side() {
+    for (rank, interval, checkpoints) in
+        [(1, "60", Some(0)), (0, "60", Some(0)), (1, "0.3", Some(1)), (0, "0.3", Some(1)), (1, "60", None), (0, "60", None)]
+    {
+        let cluster = Cluster::start(Kind::Logical, 4);
+        let dir = cluster.dir().join("calls");
+        fs::create_dir(&dir).expect("a new directory");
+        let command = [&compiled("net", "net_backlog"), "rank", dir.to_str().expect("text"), "dies"];
+        let flags = format!("--nodes n2,n3 --protect on --ckpt-interval {interval} --on-loss fail");
+        let job = cluster.job(2, &flags, &command).limit(LIMIT).start();
+        eventually(SOON, "calls are under way", || dir.join("called").exists());
+        match checkpoints {
+            Some(checkpoints) => kill(&cluster, rank, checkpoints),
+            None => kill_node_of(&cluster, rank),
+        }
+        fs::write(dir.join("go"), "").expect("a new file");
+        let finished = job.wait().expect(0);
+        assert_eq!(finished.stdout().matches("OK net_backlog").count(), 2, "{finished}");
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
+/// Kills the node of a rank, of a job on n2 and n3, and waits for the rank.
+fn kill_node_of(cluster: &Cluster, rank: u32) {
+    let mut events = cluster.events_at("n1");
+    cluster.radic(["inject", "kill-node", ["n2", "n3"][rank as usize]]).run().expect(0);
+    events.expect("the rank to be live again", SOON, |event| {
+        event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank)
+    });
+}
+
 /// A rank that goes by the clock, by what it has used and by lots, killed before its first checkpoint and after one: it is told the same again, and sends the same.
 #[test]
 fn a_program_that_goes_by_the_clock_and_by_lots_is_told_the_same_again() {

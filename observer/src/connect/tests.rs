@@ -83,7 +83,7 @@ impl Caller {
     }
 
     fn dials(&mut self, there: SocketAddr) {
-        let until = self.now + LINK;
+        let until = self.now + if self.call.blocking { LINK } else { MOMENT };
         assert_eq!(self.step(), Step::Dial { at: there, until });
     }
 
@@ -92,6 +92,14 @@ impl Caller {
         assert!(matches!(step, Step::Take(_, Some(greeting)) if greeting.connection.opener == process(ME)), "{step:?}");
         assert_eq!(self.step(), Step::Over(Outcome::Connected));
         assert_eq!(self.step(), Step::Over(Outcome::Connected), "what is over stays over");
+    }
+
+    /// The socket is under way still, and the program does not wait.
+    fn is_left(&mut self) -> Slot {
+        self.dialed(Dialed::Open(None));
+        let Step::Leave(slot) = self.step() else { panic!("it waits") };
+        assert_eq!(self.step(), Step::Over(Outcome::UnderWay));
+        slot
     }
 
     /// From the question to the greeting.
@@ -343,6 +351,55 @@ fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
     let step = next.step();
     assert!(matches!(step, Step::Take(_, None)), "{step:?}");
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
+}
+
+/// The backlog of the process that is called may be full: whoever does not wait is told at once that the call is under way, and is told so again in replay.
+#[test]
+fn a_call_that_does_not_wait_is_left_under_way() {
+    let mut one = Caller::new(false);
+    let image = one.clone();
+    one.asks();
+    one.hears(Some(PEER), false);
+    one.dials(at(2, 80));
+    one.now += MOMENT;
+    let slot = one.is_left();
+    let connection = one.observer.table().get(slot).expect("it is there");
+    assert!(connection.attempt().is_none() && connection.link() == crate::connection::Link::Down, "it was not greeted");
+    let mut next = one.comes_back(&image);
+    let step = next.step();
+    assert!(matches!(step, Step::Take(_, None)), "{step:?}");
+    assert_eq!(next.step(), Step::Over(Outcome::UnderWay));
+}
+
+#[test]
+fn a_call_that_waits_is_left_under_way_when_its_time_is_over() {
+    let mut one = Caller::new(true);
+    let limit = one.now + LINK + LINK / 2;
+    one.call = one.call.until(Some(limit));
+    one.asks();
+    one.hears(Some(PEER), false);
+    one.dials(at(2, 80));
+    one.now += LINK;
+    one.dialed(Dialed::Open(None));
+    assert_eq!((one.step(), one.step()), (Step::GiveUp, Step::Pause));
+    one.asks();
+    one.hears(Some(PEER), false);
+    assert_eq!(one.step(), Step::Dial { at: at(2, 80), until: limit });
+    one.now = limit;
+    one.is_left();
+}
+
+/// What is under way may lead to an incarnation that is over.
+#[test]
+fn a_call_is_not_left_under_way_when_a_process_has_come_back() {
+    let mut one = Caller::new(false);
+    one.asks();
+    one.hears(Some(PEER), false);
+    one.dials(at(2, 80));
+    one.one_returns();
+    one.dialed(Dialed::Open(None));
+    assert_eq!(one.step(), Step::GiveUp);
+    one.reaches_its_peer();
 }
 
 #[test]

@@ -193,11 +193,13 @@ impl Links {
         self.returned += 1;
         self.hear_of(cx, process, incarnation);
         // In question, and now there is no question; or closed by the program long ago, and now wanted again.
-        let is_meant = |c: &Connection| c.peer == process && (c.link() == Link::Down || self.is_in_question(c.stream_out()));
+        let is_meant = |c: &Connection| {
+            c.peer == process && !c.is_unheard_of() && (c.link() == Link::Down || self.is_in_question(c.stream_out()))
+        };
         let meant = cx.observer.table().iter().filter(|(_, c)| is_meant(c));
         let meant: Vec<(Slot, StreamId, bool)> = meant.map(|(slot, c)| (slot, c.stream_out(), c.opened_here)).collect();
         for (slot, end, opened_here) in meant {
-            if !self.is_down(end) || self.is_in_question(end) {
+            if !self.is_down(end) || self.is_in_question(end) || self.is_under_way(end) {
                 self.break_link(cx, slot, GIVEN_UP);
             }
             if opened_here {

@@ -93,7 +93,7 @@ impl Links {
         }
     }
 
-    fn refuse_sends(&mut self, cx: &mut Context<'_>, (slot, end): (Slot, StreamId), errno: i32) {
+    pub(super) fn refuse_sends(&mut self, cx: &mut Context<'_>, (slot, end): (Slot, StreamId), errno: i32) {
         cx.observer.refuse_sends(slot, errno);
         self.actions.push_back(Action::RefuseSends(end));
     }

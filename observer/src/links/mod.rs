@@ -8,7 +8,8 @@
 //! - *Greetings* say how far either side is; what they mean for the streams is decided in [`crate::connection`]. G1 holds for them, too: a greeting
 //!   says what was received, so it waits until the gate is open.
 //!
-//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means.
+//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means, `under_way` the first link of a connection whose `connect`
+//! has not waited for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -27,6 +28,7 @@ mod door;
 mod ends;
 #[cfg(test)]
 mod tests;
+mod under_way;
 
 /// Time between two attempts to dial.
 const RETRY: Duration = Duration::from_millis(100);
@@ -97,6 +99,8 @@ pub enum Action {
     Discard(StreamId),
     /// What the program sends is refused from now on, and what waits for a socket leaves no more.
     RefuseSends(StreamId),
+    /// Write this greeting to the program's socket, which is the first link of this connection.
+    Hail(StreamId, Box<Greeting>),
     /// A visitor with a connection that is not known here was refused: say so in the node's log.
     Refused(Error),
 }
@@ -118,8 +122,10 @@ enum Stage {
     Greeted { socket: SocketId, door: SocketAddr, deadline: Duration, ask: Option<u64> },
     /// The peer has left. Its node was asked whether it had ended the stream.
     Parting { ask: u64 },
-    /// The peer has left, and nothing more will come.
+    /// The peer has left, and nothing more will come. Or the first link was refused.
     Over,
+    /// The program's own socket is to be the first link, and is not connected yet.
+    UnderWay,
 }
 
 impl Stage {
@@ -136,7 +142,8 @@ impl Stage {
             Stage::Down { due } => Some(due),
             Stage::Placing { since, .. } => Some(since + dial::CONNECT),
             Stage::Connecting { deadline, .. } | Stage::Greeted { deadline, ask: None, .. } => Some(deadline),
-            Stage::Greeted { .. } | Stage::Connected { .. } | Stage::Asked { .. } | Stage::Parting { .. } | Stage::Over => None,
+            Stage::Greeted { .. } | Stage::Connected { .. } | Stage::Asked { .. } => None,
+            Stage::Parting { .. } | Stage::Over | Stage::UnderWay => None,
         }
     }
 }
@@ -272,11 +279,15 @@ impl Links {
     /// the caller, which closes all its sockets. The node hears again where streams end, and all links are made again.
     pub fn handle_restart(&mut self, cx: &mut Context<'_>) {
         *self = Links { catching_up: true, next_ask: self.next_ask, next_socket: self.next_socket, ..Links::default() };
-        let slots: Vec<(Slot, bool)> =
-            cx.observer.table().iter().map(|(slot, connection)| (slot, connection.is_closed())).collect();
-        for (slot, closed) in slots {
+        let all = cx.observer.table().iter();
+        let slots: Vec<(Slot, bool, bool)> = all.map(|(slot, c)| (slot, c.is_closed(), c.is_unheard_of())).collect();
+        for (slot, closed, unheard_of) in slots {
             self.tell_finished(cx, slot, closed);
-            self.break_link(cx, slot, GIVEN_UP);
+            if unheard_of {
+                self.refuse_again(cx, slot);
+            } else {
+                self.break_link(cx, slot, GIVEN_UP);
+            }
         }
     }
 
@@ -308,7 +319,8 @@ impl Links {
         self.looked = cx.now;
         self.catching_up = cx.observer.is_replaying();
         self.break_dropped(cx);
-        let is_lost = |c: &Connection| c.link() == Link::Down && !c.is_offered() && !self.is_down(c.stream_out());
+        let is_lost =
+            |c: &Connection| c.link() == Link::Down && !c.is_offered() && !c.is_unheard_of() && !self.is_down(c.stream_out());
         let slots: Vec<Slot> = cx.observer.table().iter().filter(|(_, c)| is_lost(c)).map(|(slot, _)| slot).collect();
         slots.into_iter().for_each(|slot| self.break_link(cx, slot, GIVEN_UP));
     }

@@ -393,3 +393,90 @@ fn the_end_of_a_stream_is_no_end_where_a_peer_owes_its_word() {
         assert_eq!(actions, if settled { vec![] } else { vec![Action::Unplug(name)] }, "settled: {settled}");
     }
 }
+
+/// A process with a connection to process 1 that is under way.
+fn under_way() -> (Side, Slot, StreamId) {
+    let mut one = Side::new(0);
+    let slot = one.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");
+    let name = end(&one, slot);
+    one.drive(|links, cx| links.handle_under_way(cx, slot));
+    assert!(one.links.is_under_way(name) && one.links.under_way().eq([name]));
+    (one, slot, name)
+}
+
+#[test]
+fn a_connection_that_was_under_way_is_greeted_when_it_is_there_and_the_gate_is_open() {
+    let (mut one, slot, name) = under_way();
+    one.observer.handle_outcome(0, &Determinant::Connected { fd: 3 }).expect("there is room");
+    assert_eq!(one.drive(|links, cx| links.handle_made(cx, name)).1, []);
+    assert!(one.links.is_under_way(name), "G1: the gate is shut");
+    let position = one.observer.journal().end();
+    one.observer.poll_journal();
+    one.observer.handle_protector(&FromProtector::JournalStable { position }).expect("it is stable");
+    one.links.take_changed();
+    let ((), actions) = one.drive(|links, cx| links.handle_made(cx, name));
+    let [Action::Hail(to, greeting)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((*to, greeting.attempt), (name, 0));
+    assert!(one.links.take_changed() && !one.links.is_any_down());
+    assert_eq!(one.observer.table().get(slot).map(Connection::link), Some(Link::Up));
+    // Its peer lets it in like any other.
+    let mut other = Side::new(1);
+    let (_, result, actions) = other.is_visited(greeting);
+    result.expect("it is welcome");
+    assert_eq!(installed(&actions).answer, None);
+}
+
+/// Its peer has died: it comes back, and listens. Or it has stopped listening.
+#[test]
+fn a_connection_that_was_under_way_is_made_again_or_refused() {
+    let (mut one, _, name) = under_way();
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, true));
+    result.expect("nothing contradicts");
+    assert_eq!(actions, [Action::Unplug(name)]);
+    let (_, hello) = one.greets();
+    assert_eq!(hello.attempt, 0);
+
+    let (mut one, slot, name) = under_way();
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, false));
+    result.expect("nothing contradicts");
+    assert_eq!(actions, [Action::RefuseSends(name)]);
+    assert_eq!((one.observer.take_refusal(slot), one.observer.take_refusal(slot)), (111, 0), "it is told once");
+    // It stays so, whoever comes back.
+    let (_, actions) = one.hears(returned(process(1)), 0);
+    assert_eq!(actions, []);
+    assert_eq!(one.tick(Duration::from_secs(9)), []);
+    let ((), actions) = one.drive(Links::handle_restart);
+    assert_eq!(actions, [Action::Unplug(name)], "its socket is dead");
+    assert_eq!(one.tick(Duration::from_secs(9)), []);
+}
+
+fn returned(process: ProcessId) -> FromNode {
+    FromNode::Restarted { process, incarnation: Incarnation::restarted(1), log_end: 0, door: DOOR }
+}
+
+/// What is under way leads to an incarnation that is over, and nobody answers there.
+#[test]
+fn a_connection_that_is_under_way_goes_to_the_door_of_a_process_that_comes_back() {
+    let (mut one, _, name) = under_way();
+    let (result, actions) = one.hears(returned(process(1)), 0);
+    result.expect("nothing contradicts");
+    assert!(matches!(actions[..], [Action::Unplug(of), Action::Dial(_, DOOR)] if of == name), "{actions:?}");
+}
+
+/// The program gives it up: the peer never hears of it, unless it was sent something.
+#[test]
+fn a_connection_that_is_closed_while_it_is_under_way_is_not_made() {
+    let (mut one, slot, name) = under_way();
+    let ((), actions) = one.drive(|links, cx| links.handle_closing(cx, slot));
+    assert_eq!(actions, []);
+    assert_eq!(one.observer.close(3).expect("it is open"), None);
+    assert!(!one.links.is_down(name) && one.tick(Duration::from_secs(9)).is_empty());
+    assert_eq!(one.hears(returned(process(1)), 0).1, []);
+    let ((), actions) = one.drive(Links::handle_restart);
+    assert!(matches!(actions[..], [Action::Tell(ToNode::Finished { .. })]), "{actions:?}");
+
+    let (mut one, slot, name) = under_way();
+    one.observer.send(0, 3, b"word", 0, true).expect("it is taken");
+    assert_eq!(one.drive(|links, cx| links.handle_closing(cx, slot)).1, [Action::Unplug(name)]);
+    one.greets();
+}

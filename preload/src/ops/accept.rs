@@ -18,7 +18,7 @@ use super::connect::{begin, flags_say_blocking, look_at_room};
 use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
-use crate::greeting::{self, To};
+use crate::greeting::{Incoming, To};
 use crate::layer::{self, Arrived, Held, Layer, Names, sure};
 use crate::sys;
 
@@ -191,7 +191,15 @@ impl Accepting {
                 }
                 Some(connection) => {
                     // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to call once more, and its node remembers it.
-                    let Some(hello) = identify(layer, &fd, connection) else { continue };
+                    let mut incoming = Incoming::default();
+                    let hello = match identify(layer, &fd, &mut incoming, connection) {
+                        Caller::Greets(hello) => hello,
+                        Caller::Gone => continue,
+                        Caller::IsSilent => {
+                            layer.expect_greeting(fd, incoming);
+                            continue;
+                        }
+                    };
                     send_off(layer, peer);
                     let moved = |moved: bool| hello.ends.filter(|_| moved);
                     let from = moved(hello.incarnation > Incarnation::FIRST).map_or(peer, |ends| like(ends.from, &peer));
@@ -224,11 +232,12 @@ impl Accepting {
         let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
             layer::fail("a connection is offered that never arrived")
         };
+        let is_own = fds::kind(layer.arrived[at].fd) == Kind::Own;
         let fd = number_for(layer.arrived[at].fd).map_err(|error| self.failed(layer, error))?;
         let Arrived { peer, local: told, .. } = layer.arrived.swap_remove(at);
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
         let local = address::local(fd);
-        if local.map(|local| local.port()) == layer.door_port() {
+        if is_own || local.map(|local| local.port()) == layer.door_port() {
             self.make_accepted(fd);
         }
         layer.names.insert(fd, Names { local: told.or(local), peer });
@@ -301,18 +310,34 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Reads the greeting of a new connection, which its node has named. None: the other end is gone, or says something else than its node did.
-fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
+/// Who calls.
+enum Caller {
+    /// A process that has greeted.
+    Greets(Greeting),
+    /// One that does not greet at once: its program makes no call just now, and its `connect` has not waited.
+    IsSilent,
+    /// The other end is gone, or says something else than its node did.
+    Gone,
+}
+
+/// Reads the greeting of a new connection, which its node has named.
+fn identify(layer: &mut Layer, fd: &OwnedFd, incoming: &mut Incoming, connection: ConnectionId) -> Caller {
+    /// A `connect` that waits writes the greeting at once. In milliseconds.
+    const MOMENT_MS: u64 = 50;
     let me = To { process: layer.observer.process(), incarnation: None };
-    let greeting = greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection));
+    let greeting =
+        incoming.read_within(MOMENT_MS, sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection));
     let why = match greeting {
-        Ok(greeting) if sure(layer.observer.handle_first_greeting(connection, &greeting)) => return Some(greeting),
-        Ok(greeting) if greeting.connection.opener == connection.opener => return None,
-        Ok(_) => "its greeting is from another process than its call".to_owned(),
+        Ok(None) => return Caller::IsSilent,
+        Ok(Some(greeting)) if sure(layer.observer.handle_first_greeting(connection, &greeting)) => {
+            return Caller::Greets(greeting);
+        }
+        Ok(Some(greeting)) if greeting.connection.opener == connection.opener => return Caller::Gone,
+        Ok(Some(_)) => "its greeting is from another process than its call".to_owned(),
         // Its caller has given it up: it calls once more.
-        Err(Errno::CONNRESET) => return None,
+        Err(Errno::CONNRESET) => return Caller::Gone,
         Err(error) => format!("no greeting on it: {error}"),
     };
     layer.note(&format!("a connection was closed: {why}"));
-    None
+    Caller::Gone
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
 use radic_observer::connection::Slot;
 use radic_observer::links::Links;
-use radic_observer::{Context, Error};
+use radic_observer::replay::Ask;
+use radic_observer::{Context, Error, Ready};
+use radic_wire::determinant::{Call, ConnectionId, Determinant};
 use radic_wire::log::Greeting;
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
@@ -39,13 +41,14 @@ pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
     }
     let mut layer = layer::enter()?;
     match fds::kind(fd) {
-        // A second call asks how the first one fares: the kernel knows.
-        Kind::Connection | Kind::Alias => return None,
+        Kind::Connection | Kind::Alias => return connect_again(layer, fd, &to),
         _ => {}
     }
     look_at_room(&mut layer);
     let blocking = flags_say_blocking(fd);
-    let call = Connect::new(layer.thread(), fd as u32, to, blocking);
+    let limit = sockopt::socket_timeout(sys::borrow(fd), sockopt::Timeout::Send).ok().flatten().filter(|_| blocking);
+    let until = limit.map(|limit| Duration::from_nanos(sys::now()) + limit);
+    let call = Connect::new(layer.thread(), fd as u32, to, blocking).until(until);
     Connecting { fd, to, blocking, call, key: None }.run(layer).unwrap_or_else(|error| Some(Err(error)))
 }
 
@@ -80,7 +83,7 @@ impl Connecting {
     fn tell<T>(
         &mut self,
         layer: &mut Layer,
-        input: impl FnOnce(&mut Connect, &mut Context<'_>, &Links) -> Result<T, Error>,
+        input: impl FnOnce(&mut Connect, &mut Context<'_>, &mut Links) -> Result<T, Error>,
     ) -> T {
         let Layer { observer, links, .. } = layer;
         sure(input(&mut self.call, &mut Context { observer, now: Duration::from_nanos(sys::now()) }, links))
@@ -97,6 +100,14 @@ impl Connecting {
             Step::GiveUp => _ = rustix::net::connect_unspec(sys::borrow(self.fd)),
             Step::Report { from, to, made } => self.report(layer, from, to, made),
             Step::Take(slot, greeting) => self.take(layer, slot, greeting),
+            Step::Leave(slot) => {
+                self.become_connection(layer, slot);
+                counters::add(Counter::Connections, 1);
+                self.tell(layer, |_, cx, links| {
+                    links.handle_under_way(cx, slot);
+                    Ok(())
+                });
+            }
             Step::Wait(_) | Step::Pause | Step::Dial { .. } | Step::Call { .. } | Step::Over(_) => {}
         }
     }
@@ -169,8 +180,21 @@ impl Connecting {
         Ok(layer)
     }
 
-    /// The descriptor is this connection from now on.
+    /// The descriptor is this connection from now on, and is greeted, except in replay.
     fn take(&mut self, layer: &mut Layer, slot: Slot, greeting: Option<Greeting>) {
+        let connection = self.become_connection(layer, slot);
+        let Some((_, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
+        if let Some(greeting) = greeting {
+            let hello = Greeting { ends: layer.ends(slot), ..greeting };
+            let (to, key) = (To { process, incarnation: None }, layer.greeting_key(&connection));
+            if let Err(error) = greeting::write(sys::borrow(self.fd), &key, to, &hello) {
+                layer.link_ended(slot, reset(error));
+            }
+            counters::add(Counter::Connections, 1);
+        }
+    }
+
+    fn become_connection(&mut self, layer: &mut Layer, slot: Slot) -> ConnectionId {
         let Some((local, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
         let Some(connection) = layer.observer.table().get(slot).map(|connection| connection.id) else {
             layer::fail("a connection that was made is not there")
@@ -184,15 +208,8 @@ impl Connecting {
         }
         layer.bound.remove(&self.fd);
         layer.names.insert(self.fd, Names { local: Some(local), peer: self.to });
-        if let Some(greeting) = greeting {
-            let hello = Greeting { ends: layer.ends(slot), ..greeting };
-            let (to, key) = (To { process, incarnation: None }, layer.greeting_key(&connection));
-            if let Err(error) = greeting::write(sys::borrow(self.fd), &key, to, &hello) {
-                layer.link_ended(slot, reset(error));
-            }
-            counters::add(Counter::Connections, 1);
-        }
         begin(self.fd, self.blocking);
+        connection
     }
 
     /// What the program is told. None: its call is made again, as it is.
@@ -201,7 +218,7 @@ impl Connecting {
         let failed = |errno: u32| Err(Errno::from_raw_os_error(errno as i32));
         let errno = match outcome {
             Outcome::Connected if self.blocking => return Some(Ok(())),
-            Outcome::Connected => return Some(Err(Errno::INPROGRESS)),
+            Outcome::Connected | Outcome::UnderWay => return Some(Err(Errno::INPROGRESS)),
             Outcome::Failed(errno) => return Some(failed(errno)),
             Outcome::RefusedAgain => return Some(Err(refuse_again(self.fd, &self.to))),
             Outcome::Unprotected(errno) => errno,
@@ -219,9 +236,64 @@ impl Connecting {
     }
 }
 
+/// A further call asks how the first one fares: an outcome.
+fn connect_again(mut layer: Held, fd: i32, to: &SocketAddr) -> Option<Result<(), Errno>> {
+    let fd = layer.primary(fd);
+    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    let thread = layer.thread();
+    loop {
+        layer = match sure(layer.observer.ask(thread, Ask::Connect { fd: fd as u32 }, true)) {
+            Ready::Live => break,
+            Ready::Outcome(0) => return Some(Ok(())),
+            Ready::Outcome(errno) => return Some(Err(Errno::from_raw_os_error(errno as i32))),
+            Ready::Wait(what) => match take_turns(layer, what) {
+                Ok(held) => held,
+                Err(error) => return Some(Err(error)),
+            },
+            Ready::Nothing | Ready::Set(_) => return Some(Err(Errno::INVAL)),
+        };
+    }
+    let (mut layer, result) = match fare(layer, fd, slot, to) {
+        Ok(known) => known,
+        Err(error) => return Some(Err(error)),
+    };
+    sure(match result {
+        Ok(()) => layer.observer.handle_outcome(thread, &Determinant::Connected { fd: fd as u32 }),
+        Err(error) => layer.observer.handle_failed(thread, fd as u32, Call::Connect, error.raw_os_error() as u32),
+    });
+    layer.ship();
+    Some(result)
+}
+
+/// What has come of a `connect` that was under way. A call that waits waits for that, as long as the program wants.
+fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, Result<(), Errno>), Errno> {
+    let until = if flags_say_blocking(fd) { sys::now() + send_limit(fd) } else { 0 };
+    layer.look_at_under_way(true);
+    while layer.is_under_way(slot) {
+        layer = match wait(layer, &[(fd, PollFlags::OUT)], Some(until)) {
+            Ok(held) => held,
+            Err(error) => {
+                let errno = if error == Errno::TIMEDOUT { Errno::ALREADY } else { error };
+                return Ok((layer::enter_again()?, Err(errno)));
+            }
+        };
+        layer.look_at_under_way(true);
+    }
+    let result = match layer.observer.take_refusal(slot) {
+        0 if layer.is_away(fd) => Err(Errno::ISCONN),
+        // It does not wait: there is a connection. The kernel says so once, and then that there is one already.
+        0 => rustix::net::connect(sys::borrow(fd), to),
+        errno => {
+            _ = settled(fd);
+            Err(Errno::from_raw_os_error(errno))
+        }
+    };
+    Ok((layer, result))
+}
+
 /// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket that does not listen. What the program is told of
 /// the call; the rest is in its socket.
-fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
+pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
     let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let nobody = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -242,7 +314,7 @@ fn send_limit(fd: i32) -> u64 {
 }
 
 /// What the kernel says of a connection that is under way no more.
-fn settled(fd: i32) -> Result<(), Errno> {
+pub(crate) fn settled(fd: i32) -> Result<(), Errno> {
     sockopt::socket_error(sys::borrow(fd)).and_then(|error| error)
 }
 

@@ -231,6 +231,7 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
             Ready::Nothing | Ready::Set(_) => return Some(Err(Errno::INVAL)),
         }
     }
+    layer.look_at_under_way(true);
     let errno = match sockopt::socket_error(sys::borrow(fd)) {
         Ok(Ok(())) => layer.observer.take_refusal(slot),
         Ok(Err(error)) => {

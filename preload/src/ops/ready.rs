@@ -313,6 +313,7 @@ impl Asked<'_> {
                 if count == 0 && !more {
                     return Ok(0);
                 }
+                layer.look_at_under_way(true);
                 examine(layer, &ended(*epoll, &events[..count]));
                 let count = {
                     let epolls = EPOLLS.lock();
@@ -327,6 +328,7 @@ impl Asked<'_> {
                 if count == 0 && !knows_more(layer) {
                     return Ok(0);
                 }
+                layer.look_at_under_way(true);
                 let told = |entry: &pollfd| (entry.fd, u32::from(entry.revents as u16));
                 let ended: Vec<_> = fds.iter().map(told).filter(|(fd, bits)| is_end(*fd, *bits)).collect();
                 examine(layer, &ended);

@@ -288,7 +288,9 @@ impl Sending {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        if self.deadline.is_some() && layer.is_unsent(self.slot) && !layer.observer.is_replaying() {
+        if (self.deadline.is_some() && layer.is_unsent(self.slot) || layer.is_under_way(self.slot))
+            && !layer.observer.is_replaying()
+        {
             layer = self.wait_for_turn(layer)?;
         }
         if !self.write_first(&mut layer, buffers) {
@@ -334,10 +336,11 @@ impl Sending {
         !layer.observer.is_replaying() && layer.observer.table().get(self.slot).is_some_and(is_next)
     }
 
-    /// What earlier calls have left unsent when their time was over goes first. Until it has left, this call takes nothing.
+    /// The connection is to be there, and what earlier calls have left unsent when their time was over goes first. Until then this call takes nothing.
     fn wait_for_turn(&self, mut layer: Held) -> Result<Held, Errno> {
-        while layer.is_unsent(self.slot) {
-            match wait(layer, &[(self.fd, PollFlags::OUT)], self.deadline) {
+        let deadline = if self.waits { self.deadline } else { Some(0) };
+        while layer.is_unsent(self.slot) || layer.is_under_way(self.slot) {
+            match wait(layer, &[(self.fd, PollFlags::OUT)], deadline) {
                 Ok(held) => layer = held,
                 Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
                     let told = if error == Errno::TIMEDOUT { Errno::AGAIN } else { Errno::INTR };
@@ -451,6 +454,9 @@ pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
 
 /// Ends the outgoing direction, and, if `closed`, the other one. The node knows before the peer can.
 pub fn finish(layer: &mut Layer, fd: i32, slot: Slot, closed: bool) {
+    if closed {
+        layer.handle_closing(slot);
+    }
     let end = |layer: &mut Layer| -> Result<bool, Error> { Ok(layer.observer.finish(fd as u32)?.is_none()) };
     while !sure(end(layer)) {
         layer.pass_gate();

@@ -297,7 +297,7 @@ fn show(summary: &Summary, json: bool) {
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
         "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, \
-         {} images, {} increments restored, {} links, {} bytes \
+         {} images, {} increments restored, {} links, {} calls left under way, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,
@@ -308,6 +308,7 @@ fn show(summary: &Summary, json: bool) {
         counts.commits,
         counts.increments,
         counts.links,
+        counts.under_way,
         counts.delivered,
         counts.again,
         counts.virtual_ms as f64 / 3.6e6,

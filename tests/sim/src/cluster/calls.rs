@@ -11,7 +11,7 @@ use radic_observer::connection::Slot;
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};
-use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::determinant::{ConnectionId, Determinant, StreamId};
 use radic_wire::ids::{Epoch, ProcessId};
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
@@ -25,12 +25,17 @@ use crate::app::LISTENER;
 
 /// The port of rank 0's listener, as programs know it.
 const PORT: u16 = 20_000;
-/// Time for a caller's greeting, as in the library.
-const GREETING: Duration = Duration::from_secs(5);
+/// Time for a caller's greeting before it is a visitor like those at the door, as in the library.
+const GREETING: Duration = Duration::from_millis(50);
 /// Time between two questions whether a process is back, as in the library.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The kernel does not wait for ever for a machine that does not answer.
 const KERNEL: Duration = Duration::from_secs(120);
+
+/// Whether a program listens there; doors have other ports.
+pub fn is_of_program(to: SocketAddr) -> bool {
+    to.port() >= PORT
+}
 
 /// What the library waits for in the midst of a call.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +63,16 @@ struct Socket {
     rests: Duration,
 }
 
+/// The socket of a connection that is under way, after its `connect`.
+#[derive(Debug)]
+struct UnderWay {
+    end: StreamId,
+    conn: ConnId,
+    made: Option<bool>,
+    /// What has come on it since.
+    rest: VecDeque<Packet>,
+}
+
 /// What a process has of listeners and calls.
 #[derive(Debug, Default)]
 pub struct Calls {
@@ -71,9 +86,22 @@ pub struct Calls {
     backlog: VecDeque<(ConnId, VecDeque<Packet>)>,
     /// By thread.
     sockets: [Socket; 2],
+    under_way: Vec<UnderWay>,
 }
 
 impl Calls {
+    /// The socket of this end is under way no more.
+    pub fn take_under_way(&mut self, end: StreamId) -> Option<(ConnId, VecDeque<Packet>)> {
+        let at = self.under_way.iter().position(|of| of.end == end)?;
+        let UnderWay { conn, rest, .. } = self.under_way.swap_remove(at);
+        Some((conn, rest))
+    }
+
+    /// What the kernel says of those that are under way.
+    pub fn fares(&self) -> Vec<(StreamId, bool)> {
+        self.under_way.iter().filter_map(|of| Some((of.end, of.made?))).collect()
+    }
+
     fn socket_of(&mut self, conn: ConnId) -> Option<&mut Socket> {
         self.sockets.iter_mut().find(|socket| socket.conn == Some(conn))
     }
@@ -88,6 +116,12 @@ impl Calls {
                 Packet::End => socket.ended = Some(Ending::End),
                 _ if socket.made.is_none() => socket.made = Some(false),
                 _ => socket.ended = Some(super::links::BROKEN),
+            }
+        } else if let Some(of) = self.under_way.iter_mut().find(|of| of.conn == conn) {
+            match packet {
+                Packet::Ack => of.made = Some(true),
+                _ if of.made.is_none() => of.made = Some(false),
+                packet => of.rest.push_back(packet),
             }
         } else if matches!(packet, Packet::Syn) && self.listener == Some(to) {
             self.backlog.push_back((conn, VecDeque::new()));
@@ -311,6 +345,7 @@ impl World {
         let lib = self.lib(pid);
         lib.calls.question = None;
         let rest = lib.calls.backlog.pop_front().map(|(_, packets)| packets).unwrap_or_default();
+        let is_silent = first.is_none();
         let greeting = match first {
             Some(packet @ Packet::Word(_)) => {
                 let greeting = read_greeting(packet);
@@ -321,7 +356,11 @@ impl World {
             _ => None,
         };
         let Some(greeting) = greeting else {
-            self.close(conn, 1);
+            if is_silent {
+                self.expect_greeting(pid, conn);
+            } else {
+                self.close(conn, 1);
+            }
             return Ok(());
         };
         let from = self.net.conns[conn].from;
@@ -388,6 +427,7 @@ impl World {
                 self.tell_node(pid, ToNode::CallsNobody { connection, from, to, made });
             }
             Step::Take(slot, greeting) => self.take_connection(caller, slot, greeting.as_ref()),
+            Step::Leave(slot) => self.leave_under_way(caller, slot),
             Step::Wait(_) => return Ok(false),
             Step::Pause => {
                 let until = self.now + PAUSE;
@@ -464,6 +504,18 @@ impl World {
         self.plug(pid, slot, (conn, 0), rest.into_iter().collect());
     }
 
+    /// The connection is the program's, and its socket is under way.
+    fn leave_under_way(&mut self, (pid, thread): Caller, slot: Slot) {
+        let end = self.end_of(pid, slot).expect("it was opened");
+        let socket = &mut self.lib(pid).calls.sockets[thread];
+        let conn = socket.conn.take().expect("it was dialed");
+        let (made, ended) = (socket.made.take(), socket.ended.take());
+        let rest = ended.map(|why| if why == Ending::End { Packet::End } else { Packet::Reset }).into_iter().collect();
+        self.lib(pid).calls.under_way.push(UnderWay { end, conn, made, rest });
+        self.handle_under_way(pid, slot);
+        self.counts.under_way += 1;
+    }
+
     fn end_call(&mut self, (pid, thread): Caller, (fd, peer): (u32, ProcessId), outcome: Outcome) {
         self.give_up((pid, thread));
         let me = self.processes[pid as usize].id;
@@ -473,7 +525,7 @@ impl World {
         let call = of.connect.take().expect("it is in connect");
         of.calls += 1;
         match outcome {
-            Outcome::Connected => {
+            Outcome::Connected | Outcome::UnderWay => {
                 assert_eq!(call.target().map(|(_, process)| process), Some(peer), "{me} has called {peer}");
                 of.app.handle_connected(fd);
             }

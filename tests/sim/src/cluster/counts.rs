@@ -66,6 +66,8 @@ pub struct Counts {
     pub job_restarts: u64,
     /// Links that were made.
     pub links: u64,
+    /// Calls that were left under way.
+    pub under_way: u64,
     /// Bytes that programs received.
     pub delivered: u64,
     /// Bytes that were sent once more.
@@ -115,6 +117,7 @@ impl Counts {
         self.faults += faults;
         self.failed += failed;
         self.suspensions += other.suspensions;
+        self.under_way += other.under_way;
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;
     }

@@ -132,6 +132,12 @@ impl World {
                 let conn = self.connect(Owner::Process(pid), machine, door);
                 self.lib(pid).sockets.dialed.insert(socket, conn);
             }
+            Action::Hail(end, greeting) => {
+                let Some((conn, rest)) = self.lib(pid).calls.take_under_way(end) else { return };
+                let slot = self.lib(pid).observer.table().find_end(end.connection, true).expect("it is greeted");
+                self.greet(pid, Some((conn, 0)), &greeting);
+                self.plug(pid, slot, (conn, 0), rest);
+            }
             Action::Greet { socket, greeting, .. } => self.greet(pid, self.conn_of(pid, socket), &greeting),
             Action::Close(socket) => {
                 if let Some((conn, side)) = self.take_socket(pid, socket) {
@@ -179,6 +185,9 @@ impl World {
     }
 
     fn drop_link(&mut self, pid: u32, end: StreamId) {
+        if let Some((conn, _)) = self.lib(pid).calls.take_under_way(end) {
+            self.close(conn, 0);
+        }
         let sockets = &mut self.lib(pid).sockets;
         let Some(conn) = sockets.by_end.remove(&end) else { return };
         let side = sockets.links.remove(&conn).map_or(0, |socket| socket.side);
@@ -217,6 +226,38 @@ impl World {
         if let Some(socket) = self.lib(pid).sockets.links.get_mut(&conn) {
             rest.into_iter().for_each(|packet| socket.take(packet));
         }
+    }
+
+    /// The socket of `slot` is under way.
+    pub fn handle_under_way(&mut self, pid: u32, slot: Slot) {
+        self.drive(pid, |links, cx| {
+            links.handle_under_way(cx, slot);
+            Ok(())
+        });
+    }
+
+    /// What the kernel says of sockets that are under way.
+    fn look_at_under_way(&mut self, pid: u32) {
+        /// ECONNREFUSED.
+        const REFUSED: i32 = 111;
+        for (end, made) in self.lib(pid).calls.fares() {
+            if self.is_running(pid) {
+                self.drive(pid, |links, cx| {
+                    if made {
+                        links.handle_made(cx, end);
+                        return Ok(());
+                    }
+                    // Its listener was there, and only a death takes it away.
+                    links.handle_refused(cx, end, REFUSED, true)
+                });
+            }
+        }
+    }
+
+    /// A caller that does not greet at once is one among those at the door.
+    pub fn expect_greeting(&mut self, pid: u32, conn: ConnId) {
+        let socket = self.drive(pid, |links, cx| Ok(links.handle_visitor(cx.now)));
+        self.lib(pid).sockets.visitors.extend(socket.map(|socket| (socket, conn)));
     }
 
     /// Tells the node where an outgoing stream ends, before its end can leave.
@@ -321,6 +362,13 @@ impl World {
     /// Looks after what is not up.
     pub fn tend_links(&mut self, pid: u32) {
         self.look_for_ends(pid);
+        if !self.is_running(pid) {
+            return;
+        }
+        self.look_at_under_way(pid);
+        if !self.is_running(pid) {
+            return;
+        }
         self.drive(pid, |links, cx| links.handle_timeout(cx));
     }
 

@@ -12,6 +12,7 @@ use radic_wire::bytes::Writer;
 use radic_wire::limits;
 use radic_wire::login::Channel;
 
+use super::calls::is_of_program;
 use super::machine::address;
 use super::queue::Event;
 use super::world::World;
@@ -105,9 +106,14 @@ pub struct Conn {
     pub to: SocketAddr,
     /// It has come there.
     pub arrived: bool,
+    /// The backlog there was full.
+    held: bool,
     /// Nothing that is sent from now on arrives.
     pub broken: bool,
 }
+
+/// A part of the time for which a backlog is full.
+const FULL: Duration = Duration::from_millis(60);
 
 /// All connections, and what is wrong with the network.
 #[derive(Debug, Default)]
@@ -143,7 +149,7 @@ impl Net {
         let end = |owner, machine| End { owner, machine, closed: false };
         // What listens there is seen when it arrives.
         let ends = [end(owner, machine_of(from)), end(owner, machine_of(to))];
-        self.conns.push(Conn { ends, lanes: Default::default(), from, to, arrived: false, broken: false });
+        self.conns.push(Conn { ends, lanes: Default::default(), from, to, arrived: false, held: false, broken: false });
         self.conns.len() - 1
     }
 
@@ -283,6 +289,9 @@ impl World {
             return self.hold_arrival(pid, conn, side);
         }
         if side == 1 && !self.net.conns[conn].arrived {
+            if self.is_full(conn) {
+                return self.schedule(self.now + FULL * (1 + conn as u32 % 7), Event::Arrive(conn, side));
+            }
             return self.arrive_at_listener(conn);
         }
         let end = &self.net.conns[conn].ends[side];
@@ -315,6 +324,12 @@ impl World {
             self.hand_over(conn, side, Packet::Reset);
             self.net.conns[conn].broken = true;
         }
+    }
+
+    /// Whether the backlog of a program's listener is full just now; for a connection only once.
+    fn is_full(&mut self, conn: ConnId) -> bool {
+        let is_full = is_of_program(self.net.conns[conn].to) && conn.is_multiple_of(5);
+        is_full && !std::mem::replace(&mut self.net.conns[conn].held, true)
     }
 
     /// A connection comes to a listener: the kernel takes it, or refuses.

@@ -1,0 +1,91 @@
+//! The first link of a connection whose `connect` has not waited for it (EINPROGRESS): the program's own socket, until the kernel says that it is connected or that it will not be.
+//!
+//! - *It is connected.* The greeting is written before the program is told: what it sends comes after that.
+//! - *It was refused.* The peer may have died: then it comes back, and the link is made like one that has broken. A peer that listens nowhere any more has refused it, and the program is
+//!   told so.
+//! - *The program gives it up.* The peer has never heard of it, and never does.
+//!
+//! Nothing of this is an outcome: what the program finds out of it, it does by calls that have outcomes of their own (what is ready, SO_ERROR, a second `connect`).
+
+use radic_wire::determinant::StreamId;
+
+use super::{Action, Ending, GIVEN_UP, Links, Reconnection, Stage};
+use crate::connection::{Link, Slot};
+use crate::{Context, Failure};
+
+impl Links {
+    /// The socket of `slot`, a new connection, is under way.
+    pub fn handle_under_way(&mut self, cx: &Context<'_>, slot: Slot) {
+        let Some(connection) = cx.observer.table().get(slot) else { return };
+        let (end, peer) = (connection.stream_out(), connection.peer);
+        assert!(connection.opened_here && connection.attempt().is_none(), "its peer has heard nothing of it");
+        self.reconnections.insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::UnderWay, attempts: 0 });
+    }
+
+    /// Whether the socket of this end is under way.
+    pub fn is_under_way(&self, end: StreamId) -> bool {
+        matches!(self.reconnections.get(&end), Some(of) if matches!(of.stage, Stage::UnderWay))
+    }
+
+    /// All of them.
+    pub fn under_way(&self) -> impl Iterator<Item = StreamId> {
+        self.reconnections.iter().filter(|(_, of)| matches!(of.stage, Stage::UnderWay)).map(|(end, _)| *end)
+    }
+
+    /// The socket of this end is connected. While the gate is shut (G1) that is to be said again.
+    pub fn handle_made(&mut self, cx: &mut Context<'_>, end: StreamId) {
+        let Some(slot) = cx.slot(end).filter(|_| self.is_under_way(end) && cx.is_gate_open()) else { return };
+        let greeting = cx.observer.dial(slot);
+        // The first greeting of all is not answered.
+        match greeting.filter(|_| cx.observer.table().get(slot).is_some_and(|connection| connection.link() == Link::Up)) {
+            Some(greeting) => {
+                self.reconnections.remove(&end);
+                self.actions.push_back(Action::Hail(end, Box::new(greeting)));
+            }
+            None => self.break_link(cx, slot, GIVEN_UP),
+        }
+        self.changed = true;
+        self.check_invariants();
+    }
+
+    /// It will not be, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or is on its way back.
+    pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, is_there: bool) -> Result<(), Failure> {
+        let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };
+        let wanted = connection.incoming().wanted();
+        if is_there {
+            self.break_link(cx, slot, Ending::Reset(errno));
+        } else {
+            cx.observer.handle_left(end.connection, 0);
+            cx.observer.handle_finish(slot, wanted)?;
+            self.set_stage(end, Stage::Over);
+            self.refuse_sends(cx, (slot, end), errno);
+        }
+        self.changed = true;
+        self.check_invariants();
+        Ok(())
+    }
+
+    /// After a restart: the socket of a first link that was refused is dead, too, and no other one is wanted.
+    pub(super) fn refuse_again(&mut self, cx: &Context<'_>, slot: Slot) {
+        if let Some(connection) = cx.observer.table().get(slot).filter(|connection| !connection.is_closed()) {
+            let (end, peer) = (connection.stream_out(), connection.peer);
+            self.reconnections.insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::Over, attempts: 0 });
+            self.actions.push_back(Action::Unplug(end));
+        }
+    }
+
+    /// The program closes the connection of `slot`. If it is under way and has no bytes, the peer is never to hear of it.
+    pub fn handle_closing(&mut self, cx: &mut Context<'_>, slot: Slot) {
+        let Some(connection) = cx.observer.table().get(slot) else { return };
+        let (end, unsent) = (connection.stream_out(), connection.outgoing().unsent());
+        if !self.is_under_way(end) {
+            return;
+        }
+        if unsent > 0 {
+            self.break_link(cx, slot, GIVEN_UP);
+        } else {
+            self.reconnections.remove(&end);
+            cx.observer.handle_left(end.connection, 0);
+        }
+    }
+}
