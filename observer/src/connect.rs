@@ -285,7 +285,7 @@ impl Connect {
                 // What the nodes have said is old by then, and they may have died since, with what they knew of this call.
                 Some(wait) => self.then(Stage::Finding(own), wait),
                 None => {
-                    let until = (!self.blocking).then(|| cx.now + LINK);
+                    let until = (!self.blocking).then(|| cx.now + if is_here(own, to) { MOMENT } else { LINK });
                     self.then(Stage::Calling { own, returned }, Step::Call { to, until })
                 }
             },
@@ -391,8 +391,8 @@ impl Connect {
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
             Stage::Finding(own) => self.find(cx, own, found.peer)?,
             Stage::Verifying { own, returned, errno, is_open } => {
-                // A machine of the cluster that does not answer is cut off: a process may begin to listen there before the call arrives.
-                let may_come = is_open && found.in_cluster && in_time;
+                // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the call arrives. On this one a backlog is full.
+                let may_come = is_open && found.in_cluster && in_time && !is_here(own, self.to);
                 let is_same = found.peer.is_none() && !found.later && returned == links.returned();
                 let stays = is_same && !may_come;
                 self.stage = if stays { Stage::Reporting { own, made: true, errno } } else { Stage::Withdrawing };
@@ -529,6 +529,11 @@ impl Connect {
         cx.observer.handle_outcome(self.thread, &Determinant::Target { fd: self.fd, local: own.local, peer: None })?;
         Ok(self.enter(Stage::Over(Outcome::Unprotected(Some(errno)))))
     }
+}
+
+/// Whether the address that is called is this machine's: the kernel gives a caller the same one.
+fn is_here(own: Own, to: SocketAddr) -> bool {
+    canonical(own.from).ip() == canonical(to).ip()
 }
 
 /// G1: a call leaves the process.

@@ -381,7 +381,8 @@ impl Layer {
             sys::close_own(socket);
             return self.note("a connection that came again could not be taken");
         };
-        self.arrived.push(Arrived { connection, fd: sys::give(socket), peer, local: ends.map(|ends| ends.to) });
+        let to = ends.map(|ends| ends.to);
+        self.arrived.push(Arrived { connection, fd: sys::give(socket), peer, local: to, to });
     }
 
     /// The socket of a link that is broken goes behind a placeholder, dead: other threads that wait for it wake up.

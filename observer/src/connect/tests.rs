@@ -276,6 +276,25 @@ fn a_call_that_does_not_arrive_is_made_again_for_a_while() {
     assert!(matches!(one.step(), Step::Report { made: true, .. }));
 }
 
+/// On this machine it arrives, and nobody lets it in.
+#[test]
+fn a_call_to_a_full_backlog_of_this_machine_is_left_to_its_program() {
+    let mut one = Caller::new(false);
+    one.call.to = at(1, 80);
+    let until = Some(one.now + MOMENT);
+    let ask = Step::Ask { from: own().from, to: at(1, 80) };
+    one.binds();
+    assert_eq!(one.step(), ask);
+    let nobody = Found { in_cluster: true, ..Found::default() };
+    one.finds(nobody);
+    assert_eq!(one.step(), Step::Call { to: at(1, 80), until });
+    one.dialed(Dialed::Open(None));
+    assert_eq!(one.step(), ask);
+    one.finds(nobody);
+    assert_eq!(one.step(), Step::Report { from: own().from, to: at(1, 80), made: true });
+    assert_eq!(one.step(), Step::Over(Outcome::Unprotected(Some(EINPROGRESS))));
+}
+
 /// The gate is shut between the answer of the nodes and the call: what they have said is old when it opens.
 #[test]
 fn a_call_that_waits_at_the_gate_asks_once_more() {

@@ -189,9 +189,9 @@ impl Table {
         Ok(slot)
     }
 
-    /// A connection that waits to be accepted.
-    pub fn poll_offer(&self) -> Option<ConnectionId> {
-        let slot = *self.offered.front()?;
-        self.get(slot as usize).map(|connection| connection.id)
+    /// The first connection that waits to be accepted and has called there.
+    pub fn poll_offer(&self, has_called: impl Fn(ConnectionId) -> bool) -> Option<ConnectionId> {
+        let all = self.offered.iter().filter_map(|slot| self.get(*slot as usize));
+        all.map(|connection| connection.id).find(|connection| has_called(*connection))
     }
 }

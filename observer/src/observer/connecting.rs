@@ -80,12 +80,18 @@ impl Observer {
         Ok(address)
     }
 
-    /// `accept` on `listener`.
-    pub fn accept(&mut self, thread: u32, listener: u32, blocking: bool) -> Result<Accept, Error> {
+    /// `accept` on `listener`; which connections have called there the caller knows.
+    pub fn accept(
+        &mut self,
+        thread: u32,
+        listener: u32,
+        blocking: bool,
+        has_called: impl Fn(ConnectionId) -> bool,
+    ) -> Result<Accept, Error> {
         match self.consult(thread, Ask::Accept { fd: listener }, blocking)? {
             Verdict::Nothing => Ok(Accept::Nothing),
             Verdict::Wait(wait) => Ok(Accept::Wait(wait)),
-            Verdict::Live => match self.table.poll_offer() {
+            Verdict::Live => match self.table.poll_offer(has_called) {
                 Some(connection) => Ok(Accept::Offered(connection)),
                 None if blocking => Ok(Accept::Wait(Wait::Event)),
                 None => self.handle_nothing(thread).map(|()| Accept::Nothing),

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use radic_observer::{Accept, Wait};
+use radic_observer::{Accept, Error, Wait};
 use radic_wire::address::canonical;
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
 use radic_wire::ids::Incarnation;
@@ -19,7 +19,7 @@ use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::greeting::{Incoming, To};
-use crate::layer::{self, Arrived, Held, Layer, Names, sure};
+use crate::layer::{self, Arrived, Held, Layer, Names, has_called, sure};
 use crate::sys;
 
 /// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this one: so its node knows before the kernel does.
@@ -119,15 +119,14 @@ struct Accepting {
 
 impl Accepting {
     fn run(self, mut layer: Held) -> Result<Accepted, Errno> {
-        let listener = self.listener as u32;
         loop {
             if !layer.observer.is_replaying()
-                && layer.arrived.is_empty()
+                && !layer.has_arrived(self.listener)
                 && let Some(result) = self.take(&mut layer)
             {
                 return result;
             }
-            match sure(layer.observer.accept(self.thread, listener, self.blocking)) {
+            match sure(self.ask(&mut layer)) {
                 Accept::Offered(connection) => return self.give(&mut layer, connection),
                 Accept::Again { fd, connection, peer } => {
                     super::ready::number_closed(fd as i32);
@@ -148,6 +147,14 @@ impl Accepting {
                 Accept::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
+    }
+
+    fn ask(&self, layer: &mut Layer) -> Result<Accept, Error> {
+        let Layer { observer, arrived, listeners, .. } = layer;
+        let is_here = |of: &Arrived, connection| of.connection == connection && has_called(listeners, of, self.listener);
+        observer.accept(self.thread, self.listener as u32, self.blocking, |connection| {
+            arrived.iter().any(|arrived| is_here(arrived, connection))
+        })
     }
 
     fn wait(&self, layer: Held) -> Result<Held, Errno> {
@@ -204,7 +211,8 @@ impl Accepting {
                     let moved = |moved: bool| hello.ends.filter(|_| moved);
                     let from = moved(hello.incarnation > Incarnation::FIRST).map_or(peer, |ends| like(ends.from, &peer));
                     let local = moved(layer.observer.incarnation() > Incarnation::FIRST).map(|ends| like(ends.to, &peer));
-                    layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local });
+                    let to = hello.ends.map(|ends| ends.to);
+                    layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local, to });
                     return None;
                 }
             }

@@ -479,7 +479,7 @@ fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
             let over = |slot| layer.is_away(fd) && layer.is_at_end(slot);
             slot.is_ok_and(|slot| layer.observer.is_readable(slot) || over(slot))
         }
-        Kind::Listener => !layer.arrived.is_empty(),
+        Kind::Listener => layer.has_arrived(fd),
         Kind::Epoll if depth < NESTED => {
             let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
             watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))

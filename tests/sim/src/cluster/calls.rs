@@ -313,7 +313,7 @@ impl World {
             self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
             return Ok(());
         }
-        let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking)? {
+        let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking, |_| true)? {
             Accept::Offered(connection) => {
                 let peer = ([127, 0, 0, 1], connection.number as u16).into();
                 lib.observer.handle_accepted(thread as u32, LISTENER, fd, connection, peer)?;
