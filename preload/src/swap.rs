@@ -29,7 +29,7 @@ pub fn discard(socket: OwnedFd) {
 }
 
 /// Whether the other side of a new socket has given it up already.
-pub fn is_given_up(fd: &OwnedFd) -> bool {
+pub fn is_given_up(fd: impl AsFd) -> bool {
     !matches!(rustix::net::recv(fd, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((_, 1..)) | Err(Errno::AGAIN))
 }
 

@@ -15,6 +15,7 @@ use crate::greeting::{self, To};
 use crate::layer::Layer;
 use crate::links::reset;
 use crate::ops::connect::{refuse_again, settled};
+use crate::swap::is_given_up;
 use crate::sys;
 
 /// As many of them a waiting call listens to; the others are looked at by turns, as long as any link is not up.
@@ -38,6 +39,8 @@ impl Layer {
             }
             let peer = rustix::net::getpeername(sys::borrow(fd));
             match settled(fd).and_then(|()| peer.map_err(|_| Errno::CONNREFUSED)) {
+                // Its greeting came too late: this program has made no call for long.
+                Ok(_) if is_given_up(sys::borrow(fd)) => self.handle_refused(end, slot, fd, Errno::CONNRESET),
                 Ok(_) => self.drive(|links, cx| {
                     links.handle_made(cx, end);
                     Ok(())

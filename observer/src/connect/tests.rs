@@ -376,10 +376,10 @@ fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
 #[test]
 fn a_call_that_does_not_wait_is_left_under_way() {
     let mut one = Caller::new(false);
-    let image = one.clone();
     one.asks();
     one.hears(Some(PEER), false);
     one.dials(at(2, 80));
+    let image = one.clone();
     one.now += MOMENT;
     let slot = one.is_left();
     let connection = one.observer.table().get(slot).expect("it is there");
