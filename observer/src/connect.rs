@@ -187,8 +187,8 @@ enum Stage {
     Breathing,
     /// The connection is there, and is to be greeted.
     Linked,
-    /// It is under way, and is left so. So many processes had come back when it was called.
-    UnderWay { returned: u64 },
+    /// It is under way, and is left so.
+    UnderWay,
     /// The descriptor is the connection that is under way; that is to be recorded.
     Left,
     /// In replay: there was a connection, and the call came to this.
@@ -212,6 +212,8 @@ pub struct Connect {
     target: Option<(SocketAddr, Peer)>,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
+    /// So many processes had come back when they said so last.
+    placed: u64,
     /// A call that waits is left under way then.
     until: Option<Duration>,
     /// How often it was called.
@@ -232,6 +234,7 @@ impl Connect {
             incarnation: None,
             target: None,
             is_placed: false,
+            placed: 0,
             until: None,
             calls: 0,
             since: None,
@@ -305,8 +308,9 @@ impl Connect {
                 Some(wait) => Some(wait),
                 None => self.take(cx)?,
             },
-            Stage::UnderWay { returned } if returned != links.returned() => self.enter(Stage::Missed { rests: false }),
-            Stage::UnderWay { .. } => match gate(cx) {
+            // One may have come back since the nodes have said where the process is, and nobody says so again: it may be the one.
+            Stage::UnderWay if self.placed != links.returned() => self.enter(Stage::Missed { rests: false }),
+            Stage::UnderWay => match gate(cx) {
                 Some(wait) => Some(wait),
                 None => self.leave(cx)?,
             },
@@ -386,6 +390,7 @@ impl Connect {
         if self.look_for_restart(cx) {
             return Ok(());
         }
+        self.placed = links.returned();
         let in_time = self.since.is_some_and(|since| cx.now < since + RETURN);
         match self.stage {
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
@@ -444,7 +449,7 @@ impl Connect {
                 self.stage = Stage::Missed { rests: false }
             }
             (Stage::Dialing { .. }, Dialed::Made) => self.stage = Stage::Linked,
-            (Stage::Dialing { returned }, Dialed::Open(_)) if !self.may_wait(cx) => self.stage = Stage::UnderWay { returned },
+            (Stage::Dialing { .. }, Dialed::Open(_)) if !self.may_wait(cx) => self.stage = Stage::UnderWay,
             (Stage::Dialing { .. }, Dialed::Open(_)) => self.stage = Stage::Missed { rests: true },
             (Stage::Dialing { .. }, Dialed::Failed(ECONNREFUSED | ECONNRESET | ETIMEDOUT | EHOSTUNREACH | ENETUNREACH)) => {
                 self.stage = Stage::Missed { rests: true };

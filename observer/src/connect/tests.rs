@@ -411,14 +411,21 @@ fn a_call_that_waits_is_left_under_way_when_its_time_is_over() {
 /// What is under way may lead to an incarnation that is over.
 #[test]
 fn a_call_is_not_left_under_way_when_a_process_has_come_back() {
-    let mut one = Caller::new(false);
-    one.asks();
-    one.hears(Some(PEER), false);
-    one.dials(at(2, 80));
-    one.one_returns();
-    one.dialed(Dialed::Open(None));
-    assert_eq!(one.step(), Step::GiveUp);
-    one.reaches_its_peer();
+    for returns_before_the_call in [true, false] {
+        let mut one = Caller::new(false);
+        one.asks();
+        one.hears(Some(PEER), false);
+        if returns_before_the_call {
+            one.one_returns();
+        }
+        one.dials(at(2, 80));
+        if !returns_before_the_call {
+            one.one_returns();
+        }
+        one.dialed(Dialed::Open(None));
+        assert_eq!(one.step(), Step::GiveUp);
+        one.reaches_its_peer();
+    }
 }
 
 #[test]
