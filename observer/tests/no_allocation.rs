@@ -98,7 +98,7 @@ fn no_allocation_with(causes: Option<Bounds>) {
     let slot = a.connect(5, process(1)).unwrap().unwrap();
     let greeting = a.dial(slot).unwrap();
     assert!(matches!(b.handle_greeting(&greeting), Ok(Welcome::Link(_, None))));
-    let Ok(Accept::Offered(connection)) = b.accept(0, 3, false) else { panic!("nothing is offered") };
+    let Ok(Accept::Offered(connection)) = b.accept(0, 3, false, |_| true) else { panic!("nothing is offered") };
     b.handle_accepted(0, 3, 5, connection, ([127, 0, 0, 1], 1).into()).unwrap();
     let mut wire = vec![7; 9_000];
     // What is kept of each other grows to what it is from then on.
