@@ -267,7 +267,7 @@ fn a_rank_of_which_no_checkpoint_can_be_made_is_told() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(1, never());
     let told = |c: &Cluster| c.recorded(EventName::Unprotected);
-    let mut say = |cluster: &mut Cluster, seconds, result: Result<u64, &str>| {
+    let say = |cluster: &mut Cluster, seconds, result: Result<u64, &str>| {
         cluster.run_for(Duration::from_secs(seconds));
         cluster.say(job, 0, ToNode::Checkpointed { request: 1, result: result.map_err(str::to_owned) });
         cluster.run_for(Duration::from_millis(10));
