@@ -152,9 +152,14 @@ impl Slurm {
 
     /// A job's state, as `scontrol show job` has it.
     pub fn state(&self, cluster: &Cluster, job: &str) -> String {
+        self.field(cluster, job, "JobState").unwrap_or_else(|| "gone".to_owned())
+    }
+
+    /// Something that `scontrol show job` says of a job, if it knows the job.
+    pub fn field(&self, cluster: &Cluster, job: &str, name: &str) -> Option<String> {
         let shown: Finished = self.command(cluster, "scontrol", &["show", "job", "-o", job]).run();
         let out = shown.stdout();
-        out.split_whitespace().find_map(|word| word.strip_prefix("JobState=")).unwrap_or("gone").to_owned()
+        Some(out.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?.to_owned())
     }
 
     /// A node dies: its slurmd, its steps and all that is in them, at once, with what they shared in memory; and Slurm is told, as it would find out by itself later.

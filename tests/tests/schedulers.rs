@@ -77,17 +77,17 @@ fn a_job_s_nodes_become_a_cluster_and_ranks_see_nothing_of_the_script_s_node() {
     }
 }
 
-/// What cancels a job notes what it is told. The host of the script must be one of the list: the others are only names here, and all nodes have one address.
+/// What cancels a job notes what it is told, and the exit code of the program. The host of the script must be one of the list: the others are only names here, and all nodes have one address.
 #[test]
 fn when_the_script_s_node_is_lost_the_job_of_the_batch_system_ends_with_the_program() {
-    for ((system, variables, _), cancelled) in JOBS.iter().zip(["qdel 7.s", "qdel 7", "bkill 7"]) {
+    for ((system, variables, _), cancelled) in JOBS.iter().zip(["qdel 7.s code 3", "qdel 7 code 3", "bkill 7 code 3"]) {
         let cluster = Cluster::empty(Kind::Logical);
         let (file, noted, goal) = (cluster.dir().join("nodefile"), cluster.dir().join("noted"), cluster.dir().join("goal"));
         let here = nix::unistd::gethostname().expect("this host has a name").to_string_lossy().into_owned();
         let words = if *system == "gridengine" { " 1 all.q UNDEFINED" } else { "" };
         fs::write(&file, [&*here, "n2", "n3", "n4"].map(|host| format!("{host}{words}\n")).concat()).expect("a new file");
         for name in ["qdel", "bkill"] {
-            command(&cluster, name, &format!("echo {name} \"$@\" >>{}", noted.display()));
+            command(&cluster, name, &format!("echo {name} \"$@\" code $RADIC_EXIT_CODE >>{}", noted.display()));
         }
         let path = format!("{}:{}", cluster.dir().display(), std::env::var("PATH").unwrap_or_default());
         let file = file.display().to_string();
@@ -95,7 +95,7 @@ fn when_the_script_s_node_is_lost_the_job_of_the_batch_system_ends_with_the_prog
         let shell = shell(&cluster).display().to_string();
         let start = ["cluster", "start", "--scheduler", system, "--rsh", &shell, "--control-network", "127.0.0.0/8"];
         radic(&start).run().expect(0);
-        let script = format!("while [ ! -e {} ]; do sleep 0.05; done", goal.display());
+        let script = format!("while [ ! -e {} ]; do sleep 0.05; done; exit 3", goal.display());
         let job = radic(&["run", "--nodes", "n2,n3", "--protect", "none", "--", "sh", "-c", &script]).start();
         process::eventually(SOON, "the job to run", || cluster.status().jobs.iter().any(|job| job.outcome.is_none()));
         let mut events = cluster.events_at("n2");

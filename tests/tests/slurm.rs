@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, program};
 use radic_tests::library::MPICH;
+use radic_tests::process;
 use radic_tests::slurm::{self, Slurm};
+use radic_wire::event::EventName;
 
 const SOON: Duration = Duration::from_secs(30);
 /// Time for one piece of a job.
@@ -107,6 +109,46 @@ fn an_allocation_without_a_script_is_used_from_outside() {
     inside(&["cluster", "stop"]).run().expect(0);
     assert!(!cluster.dir().join("hosts.json").exists());
     slurm.command(&cluster, "scancel", &["1"]).run().expect(0);
+}
+
+/// The script is lost with its node, and the program fails after that: Slurm shows the job as it would if the script had ended with that code.
+#[test]
+fn a_program_that_outlives_its_script_and_fails_fails_the_job_with_its_code() {
+    let Some((cluster, mut slurm)) = setup() else { return };
+    let goal = cluster.dir().join("goal");
+    let script = format!(
+        "radic cluster start --slurm && radic run -n 2 --nodes v2,v3 --protect none -- \
+         sh -c 'echo runs; while [ ! -e {} ]; do sleep 0.05; done; exit 3'\n",
+        goal.display()
+    );
+    let job = slurm.submit(&cluster, "--no-kill", &["-N5"], &script);
+    slurm.until(&job, "runs\n", SOON);
+    let mut events = cluster.events_at("v2");
+    slurm.kill(&cluster, "v1");
+    events.expect("the loss to be known", SOON, |event| event.event == EventName::Confirm);
+    assert_eq!(slurm.state(&cluster, &job), "RUNNING", "the program runs still");
+    fs::write(&goal, "").unwrap();
+    let is_over = || !["RUNNING", "COMPLETING"].contains(&&*slurm.state(&cluster, &job));
+    process::eventually(SOON, "the job to end", is_over);
+    assert_eq!((&*slurm.state(&cluster, &job), slurm.field(&cluster, &job, "ExitCode").as_deref()), ("FAILED", Some("3:0")));
+}
+
+/// What a job has come to that no node knows is not told as a success.
+#[test]
+fn a_script_that_is_lost_with_no_program_cancels_the_job_and_a_node_s_log_says_why() {
+    let Some((cluster, mut slurm)) = setup() else { return };
+    let script = "radic cluster start --slurm && echo started && sleep 60\n";
+    let job = slurm.submit(&cluster, "--no-kill", &["-N3"], script);
+    slurm.until(&job, "started\n", SOON);
+    slurm.kill(&cluster, "v1");
+    process::eventually(SOON, "the job to be cancelled", || slurm.state(&cluster, &job) == "CANCELLED");
+    let log = |node: &str| fs::read_to_string(cluster.dir().join("nodes").join(node).join("log")).unwrap();
+    let logs = ["v2", "v3"].map(log).concat();
+    assert!(logs.contains("v1 is lost and no job runs any more: "), "{logs}");
+    assert!(
+        logs.contains(&format!("job {job} cannot be ended with the code of its program, so it is cancelled: the code is not")),
+        "{logs}"
+    );
 }
 
 /// The script of packaging/slurm, as a user would submit it. The end of the time is not waited for: the signal that Slurm would send before it is sent.

@@ -147,11 +147,11 @@ impl Run<'_> {
     }
 
     /// How long after the program's end the allocation ends, by itself: not killed, nor queued again; if the script is lost, by what one of its nodes does.
-    fn end(&self, dies: Dies) -> Duration {
-        let (over, end) = (Instant::now(), if dies == Dies::Script { "CANCELLED" } else { "COMPLETED" });
+    fn end(&self) -> Duration {
+        let over = Instant::now();
         let mut states: Vec<(String, Duration)> = Vec::new();
-        while states.last().is_none_or(|(last, _)| last != end) {
-            assert!(over.elapsed() < SOON, "the job does not end as {end}: {states:?}");
+        while states.last().is_none_or(|(last, _)| last != "COMPLETED") {
+            assert!(over.elapsed() < SOON, "the job does not end as COMPLETED: {states:?}");
             let state = self.state();
             if states.last().is_none_or(|(last, _)| *last != state) {
                 states.push((state, over.elapsed()));
@@ -176,7 +176,7 @@ fn one(place: &mut Place, cluster: &Cluster, cell: &Cell, due: &[String], random
     let said = catch_unwind(AssertUnwindSafe(|| {
         let (job, victim) = run.strike(cell.dies, random);
         let result = run.result(cell.dies, job);
-        let ended = run.end(cell.dies);
+        let ended = run.end();
         assert_eq!(result, due, "{victim}: another result than that of the undisturbed program");
         cluster.expect_gone();
         (victim, ended)

@@ -271,6 +271,15 @@ enum ClusterCommand {
     /// See to the end of a batch job whose script is lost, for one node, as its agent says it
     #[command(hide = true, after_help = "Example:\n  radic cluster watch --name n2 --lost n1 --dir DIR -- 'qdel 7'")]
     Watch(launch::watch::WatchArgs),
+    /// End a job of Slurm whose script is lost, with the exit code of its program
+    #[command(
+        hide = true,
+        after_help = "Example:\n  radic cluster complete-slurm 4711 0\n\n\
+        A node runs this when the node of the script is lost and the programs have ended (`radic cluster start --when-over` says another command). The \
+        library of the installed Slurm is asked to, in a process of its own: Slurm shows the job as COMPLETED, or as FAILED with its code. If the code is not known, or \
+        the library is not found, fails or takes longer than 10 s, the job is ended by scancel, and the reason is told."
+    )]
+    CompleteSlurm(launch::complete::CompleteArgs),
     /// End the cluster and every job on it
     #[command(
         after_help = "Example:\n  radic cluster stop\n\nA cluster that was started on other hosts from here is ended on each of them, by the same \
@@ -385,6 +394,7 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
         }
         ClusterCommand::Agent(args) => return launch::agent::run(&args),
         ClusterCommand::Watch(args) => return launch::watch::run_alone(args),
+        ClusterCommand::CompleteSlurm(args) => launch::complete::run(&args)?,
         ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
             if let Some(name) = only {

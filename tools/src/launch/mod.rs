@@ -7,6 +7,7 @@
 //! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
 
 pub(crate) mod agent;
+pub(crate) mod complete;
 pub(crate) mod hosts;
 pub(crate) mod plan;
 pub(crate) mod protocol;
@@ -52,8 +53,8 @@ pub(crate) struct LaunchArgs {
     /// Start one node on each node of this job of a batch system
     #[arg(long, value_name = "SYSTEM", conflicts_with_all = ["nodes", "hosts", "slurm"])]
     pub(crate) scheduler: Option<Scheduler>,
-    /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel, qdel or bkill
-    /// of this job]
+    /// What one of the nodes left does when the node of this command is lost and no job runs any more, with the exit code of the last program in
+    /// RADIC_EXIT_CODE; empty: nothing [default: the job of Slurm ends with that code; qdel or bkill of the job]
     #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "hosts"])]
     pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:

@@ -23,6 +23,7 @@ use crate::client::Cluster;
 use crate::cluster::{self, StartOptions};
 use crate::show::report;
 
+use super::complete;
 use super::hosts::Host;
 use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, What};
@@ -244,7 +245,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     let mut planned = assign_roles(allocation.nodes.iter().map(host).collect(), options)?;
     planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
     let prefix = prefix(args)?;
-    let watch = watch_for(here(&allocation), &format!("scancel {}", allocation.job), args)?;
+    let watch = watch_for(here(&allocation), &complete::command(&prefix, &allocation.job), args)?;
     cluster::prepared(cluster, || {
         let mut order = order(cluster, args, options, &planned)?;
         order.watch = watch;

@@ -1,5 +1,7 @@
 //! What remains to be done when the node of a batch script is lost: the job goes on, but nothing ends its allocation after it.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,12 +10,15 @@ use anyhow::{Context, Result};
 use clap::Args;
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
+use radic_wire::job::JobInfo;
 use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
 
 use crate::client::{self, Cluster};
 use crate::cluster;
+use crate::outcome;
 use crate::show::report;
 
+use super::complete;
 use super::protocol::Watch;
 
 /// Time between two looks, once the node is lost: an event may come before what it tells can be seen.
@@ -23,7 +28,7 @@ const ENDED: Duration = Duration::from_secs(1);
 /// The same, if no job is known. While the home of a job is lost, too, and another node takes its place, it may be that no node knows of the job; to end the
 /// allocation then would end the job.
 const UNKNOWN: Duration = Duration::from_secs(10);
-/// Time that each node leaves to the one before it to run the command.
+/// Time that each node leaves to the one before it to run the command, and to itself between two attempts.
 const TURN: Duration = Duration::from_secs(10);
 
 /// Flags of `radic cluster watch`.
@@ -59,13 +64,26 @@ pub(crate) fn run_alone(args: WatchArgs) -> Result<u8> {
 /// # Errors
 /// If it cannot be started.
 pub(crate) fn start_alone(cluster: &Cluster, me: &NodeName, watch: &Watch) -> Result<()> {
-    let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(me.as_str())?.append("log")?;
+    let log = log(cluster, me)?;
     let mut command = Command::new(std::env::current_exe().context("cannot find radic's own path")?);
     command.args(["cluster", "watch", "--name", me.as_str(), "--lost", watch.node.as_str(), "--dir"]).arg(cluster.dir());
     command.arg("--").arg(&watch.command).current_dir("/");
     // What reads this agent's output is to see its end.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start radic")?;
     Ok(())
+}
+
+/// The log of the node. Where a batch system has started the agent, its own standard error may have gone with the node of the script.
+fn log(cluster: &Cluster, me: &NodeName) -> Result<File> {
+    Ok(Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(me.as_str())?.append("log")?)
+}
+
+/// A line in the log of the node.
+fn tell(cluster: &Cluster, me: &NodeName, text: &str) {
+    match log(cluster, me) {
+        Ok(mut log) => _ = writeln!(log, "{text}"),
+        Err(error) => report(&format!("{text}\nradic: nor can that be written to the node's log: {error:#}")),
+    }
 }
 
 /// Runs the command when it is time, as long as the protector of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
@@ -96,31 +114,33 @@ fn wait_for_loss(cluster: &Cluster, me: &NodeName, watch: &Watch, mut events: cl
 
 fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
     let mut over_since = None;
+    let mut pause = LOOK;
     while let Some(status) = status(cluster, me) {
         match turn(&status, me, &watch.node) {
             Some(before) => {
                 let since = *over_since.get_or_insert_with(Instant::now);
                 let calm = if status.jobs.is_empty() { UNKNOWN } else { ENDED };
                 if since.elapsed() >= calm + TURN * before {
-                    let is_done = run(watch);
+                    let is_done = run(cluster, me, watch, code(&status));
                     if ends {
                         return end(cluster, me);
                     }
                     if is_done {
                         return;
                     }
+                    pause = TURN;
                 }
             }
             None => over_since = None,
         }
         // No event tells that a node before this one does not do its part.
-        std::thread::sleep(LOOK);
+        std::thread::sleep(pause);
     }
 }
 
 fn end(cluster: &Cluster, me: &NodeName) {
     if let Err(error) = cluster::stop_only(cluster, me.as_str()) {
-        report(&format!("radic: the cluster does not end: {error:#}"));
+        tell(cluster, me, &format!("radic: the cluster does not end: {error:#}"));
     }
 }
 
@@ -144,14 +164,31 @@ fn turn(status: &ClusterStatus, me: &NodeName, node: &NodeName) -> Option<u32> {
     over.then_some(before as u32)
 }
 
+/// The exit code that the script would have seen last: that of the job that has ended last, or else the first that is not 0 of those that ran beside it. None if no
+/// node knows of a job.
+fn code(status: &ClusterStatus) -> Option<u8> {
+    let over = |job: &JobInfo| job.started_ms.saturating_add(job.elapsed_ms);
+    let ended = || status.jobs.iter().filter_map(|job| Some((job, outcome::exit_code(job.outcome.as_ref()?.code))));
+    let (last, code) = ended().max_by_key(|(job, _)| over(job))?;
+    let beside = ended().filter(|(job, code)| *code != 0 && over(job) > last.started_ms).min_by_key(|(job, _)| over(job));
+    Some(if code == 0 { beside.map_or(0, |(_, code)| code) } else { code })
+}
+
 /// Whether that has succeeded.
-fn run(watch: &Watch) -> bool {
-    report(&format!("radic: {} is lost and no job runs any more: {}", watch.node, watch.command));
-    let status = Command::new("sh").args(["-c", &watch.command]).stdin(Stdio::null()).stdout(Stdio::null()).status();
-    match status {
+fn run(cluster: &Cluster, me: &NodeName, watch: &Watch, code: Option<u8>) -> bool {
+    let tell = |text: &str| tell(cluster, me, text);
+    tell(&format!("radic: {} is lost and no job runs any more: {}", watch.node, watch.command));
+    let mut command = Command::new("sh");
+    command.args(["-c", &watch.command]).stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(log(cluster, me).map_or_else(|_| Stdio::inherit(), Stdio::from));
+    match code {
+        Some(code) => command.env(complete::CODE, code.to_string()),
+        None => command.env_remove(complete::CODE),
+    };
+    match command.status() {
         Ok(status) if status.success() => return true,
-        Ok(status) => report(&format!("radic: {}: {status}; tried again", watch.command)),
-        Err(error) => report(&format!("radic: cannot run {}: {error}; tried again", watch.command)),
+        Ok(status) => tell(&format!("radic: {}: {status}; tried again", watch.command)),
+        Err(error) => tell(&format!("radic: cannot run {}: {error}; tried again", watch.command)),
     }
     false
 }
@@ -159,6 +196,30 @@ fn run(watch: &Watch) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_code_is_that_of_the_last_job_and_of_those_beside_it() {
+        let code_of = |jobs: &[(u64, u64, Option<i32>)]| {
+            let job = |(started, elapsed, code): &(u64, u64, Option<i32>)| {
+                let outcome = code.map(|code| serde_json::json!({ "code": code, "reason": "finished" }));
+                serde_json::json!({
+                    "job": "0123456789ab", "command": "p", "ranks": 1, "running": 0, "degraded": [], "nodes": ["b"], "home": "b",
+                    "started_ms": started, "elapsed_ms": elapsed, "payload": "log", "outcome": outcome
+                })
+            };
+            let status = serde_json::json!({
+                "answered_by": "b", "view": 3, "frozen": false, "nodes": [], "jobs": jobs.iter().map(job).collect::<Vec<_>>(), "processes": []
+            });
+            code(&serde_json::from_value(status).unwrap())
+        };
+        assert_eq!(code_of(&[]), None);
+        assert_eq!(code_of(&[(0, 10, None)]), None);
+        assert_eq!(code_of(&[(0, 10, Some(0))]), Some(0));
+        assert_eq!(code_of(&[(20, 10, Some(256)), (0, 10, Some(0))]), Some(1), "a failure never becomes a 0");
+        assert_eq!(code_of(&[(0, 10, Some(3)), (20, 10, Some(0))]), Some(0), "the script went on after the first");
+        assert_eq!(code_of(&[(0, 10, Some(3)), (5, 10, Some(0)), (6, 8, Some(4))]), Some(3), "they ran at once");
+        assert_eq!(code_of(&[(0, 10, Some(3)), (5, 10, Some(7))]), Some(7));
+    }
 
     #[test]
     fn it_is_over_when_the_node_is_lost_and_nothing_runs() {

@@ -1,6 +1,6 @@
 //! Manual pages and completions of `radic` and `radicd`, made from the very definitions by which their command lines are parsed.
 //!
-//! `radic man DIR` (hidden: packages call it) writes a page for each command that is not hidden; `radic completions SHELL` prints what a
+//! `radic man DIR` (hidden: packages call it) writes a page for each command that a user may call; `radic completions SHELL` prints what a
 //! shell is to be told. Both are the same for the same build, wherever and whenever they run.
 
 use std::fs;
@@ -123,8 +123,9 @@ fn full_name(command: &Command) -> String {
     command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
 }
 
+/// Those that have a page: a hidden one has one if a user may want to call it.
 fn shown(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|sub| !sub.is_hide_set())
+    command.get_subcommands().filter(|sub| !sub.is_hide_set() || sub.get_name() == "complete-slurm")
 }
 
 fn page(command: &Command, program: Program, parent: Option<&str>) -> io::Result<String> {

@@ -80,6 +80,15 @@ impl<'a> Loader<'a> {
     }
 }
 
+/// The first library that is `wanted` of those that `program` would load if it were started by this process; none if that is no file.
+pub(crate) fn library_of(program: &Path, wanted: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    let Ok(Program::Elf(root)) = elf::read(program) else { return None };
+    let inherited: Vec<_> = env::vars_os().collect();
+    let environment = Environment { inherited: &inherited, explicit: &[] };
+    let (path, _) = Loader::new(program, &root, &environment).find(wanted)?.found?;
+    Some(path)
+}
+
 /// The folders that a file names for what it needs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Search {
