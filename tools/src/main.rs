@@ -277,7 +277,8 @@ enum ClusterCommand {
         after_help = "Example:\n  radic cluster complete-slurm 4711 0\n\n\
         A node runs this when the node of the script is lost and the programs have ended (`radic cluster start --when-over` says another command). The \
         library of the installed Slurm is asked to, in a process of its own: Slurm shows the job as COMPLETED, or as FAILED with its code. If the code is not known, or \
-        the library is not found, fails or takes longer than 10 s, the job is ended by scancel, and the reason is told."
+        the library is not found, fails or takes longer than 10 s, the job is ended by scancel, and the reason is told. If the library says that Slurm's controller is not \
+        reached, nothing is done: the node tries again 10 s later."
     )]
     CompleteSlurm(launch::complete::CompleteArgs),
     /// End the cluster and every job on it
@@ -394,7 +395,7 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
         }
         ClusterCommand::Agent(args) => return launch::agent::run(&args),
         ClusterCommand::Watch(args) => return launch::watch::run_alone(args),
-        ClusterCommand::CompleteSlurm(args) => launch::complete::run(&args)?,
+        ClusterCommand::CompleteSlurm(args) => return launch::complete::run(&args),
         ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
             if let Some(name) = only {

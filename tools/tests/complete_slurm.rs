@@ -118,6 +118,18 @@ fn a_job_that_the_library_does_not_end_is_cancelled_and_why_is_told() {
     assert_eq!((code, &*noted), (Some(0), "scancel 7\n"), "the code is not known: {said}");
 }
 
+/// A controller that is started again meanwhile is to hear of the code, not of a cancellation.
+#[test]
+fn a_job_is_not_cancelled_because_the_controller_is_away() {
+    let slurm = Slurm::new().scancel(0).library("lib/libslurm.so", "slurm_complete_job", "errno = 1800; return -1");
+    let (code, noted, said) = slurm.complete(&["7", "0"], None);
+    assert_eq!((code, &*noted), (Some(125), "init 0 0\ncomplete 7 0\n"), "{said}");
+    assert!(said.contains("job 7 has not been ended") && said.contains("error 1800") && said.contains("again"), "{said}");
+    let slurm = Slurm::new().scancel(0).library("lib/libslurm.so", "slurm_complete_job", "errno = 2021; return -1");
+    let (code, noted, said) = slurm.complete(&["7", "0"], None);
+    assert_eq!((code, &*noted), (Some(0), "init 0 0\ncomplete 7 0\n"), "it has ended already: {said}");
+}
+
 #[test]
 fn a_job_that_cannot_be_ended_at_all_is_an_error() {
     let (code, _, said) = Slurm::new().scancel(1).complete(&["7", "0"], None);

@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
@@ -26,10 +27,18 @@ pub enum Error {
     /// The library lacks a function.
     #[error("it has no {0}")]
     Lacks(&'static str),
+    /// The controller was not reached, or did not answer: Slurm's number, and its text.
+    #[error("{1} (error {0} of Slurm)")]
+    Unreached(i32, String),
     /// Slurm's number, and its text.
     #[error("Slurm refuses it: {1} (error {0})")]
     Refused(i32, String),
 }
+
+/// `ESLURM_ALREADY_DONE`.
+const ALREADY_DONE: i32 = 2021;
+/// `SLURMCTLD_COMMUNICATIONS_CONNECTION_ERROR` and those behind it.
+const UNREACHED: RangeInclusive<i32> = 1800..=1899;
 
 /// A library of Slurm that is loaded, until the process ends.
 #[derive(Debug)]
@@ -64,7 +73,7 @@ impl Library {
         })
     }
 
-    /// Tells the controller that a job of this user has ended with this exit code, as the end of its script would have told.
+    /// Tells the controller that a job of this user has ended with this exit code, as the end of its script would have told. One that has ended already stays as it is.
     ///
     /// # Errors
     /// If the controller is not reached or refuses it.
@@ -75,8 +84,11 @@ impl Library {
         if unsafe { (self.complete_job)(job, status) } == 0 {
             return Ok(());
         }
-        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or_default();
-        Err(Error::Refused(error, self.text(error)))
+        match std::io::Error::last_os_error().raw_os_error().unwrap_or_default() {
+            ALREADY_DONE => Ok(()),
+            error if UNREACHED.contains(&error) => Err(Error::Unreached(error, self.text(error))),
+            error => Err(Error::Refused(error, self.text(error))),
+        }
     }
 
     fn text(&self, error: c_int) -> String {

@@ -26,6 +26,8 @@ pub(crate) const CODE: &str = "RADIC_EXIT_CODE";
 const LIMIT: Duration = Duration::from_secs(10);
 /// Time for what a process that has ended has complained about.
 const LAST_WORDS: Duration = Duration::from_millis(300);
+/// Exit code of the process of its own if the controller was not reached: that of sysexits.h for what is to be tried again.
+const NOT_REACHED: u8 = 75;
 /// Commands of Slurm that load its library.
 const COMMANDS: [&str; 3] = ["scancel", "srun", "scontrol"];
 /// Where a library is, from the folder above that of the commands, if they have it compiled in or are scripts.
@@ -55,21 +57,40 @@ pub(super) fn command(prefix: &Path, job: &str) -> String {
     format!("{} cluster complete-slurm {}", quoted(&prefix.join("radic").to_string_lossy()), quoted(job))
 }
 
-/// Ends a job of Slurm.
+/// Ends a job of Slurm. The result is the exit code.
 ///
 /// # Errors
-/// If neither the library nor scancel does so.
-pub(crate) fn run(args: &CompleteArgs) -> Result<()> {
+/// If neither the library nor scancel does so, or the controller is not reached.
+pub(crate) fn run(args: &CompleteArgs) -> Result<u8> {
     let job = args.job.get();
     if let (Some(library), Some(code)) = (&args.library, args.code) {
-        return Ok(Library::open(library)?.complete_job(job, code)?);
+        return call(library, job, code);
     }
     block_on(async {
-        let Err(why) = complete(job, args.code).await else { return Ok(()) };
+        let Err(why) = complete(job, args.code).await else { return Ok(0) };
+        if why.is::<NotReached>() {
+            return Err(why.context(format!("job {job} has not been ended")));
+        }
         report(&format!("radic: job {job} cannot be ended with the code of its program, so it is cancelled: {why:#}"));
-        cancel(job).await
+        cancel(job).await.map(|()| 0)
     })
 }
+
+/// What the process of its own does. The result is the exit code.
+fn call(library: &Path, job: u32, code: u8) -> Result<u8> {
+    match Library::open(library)?.complete_job(job, code) {
+        Err(error @ radic_slurm::Error::Unreached(..)) => {
+            report(&error.to_string());
+            Ok(NOT_REACHED)
+        }
+        ended => Ok(ended.map(|()| 0)?),
+    }
+}
+
+/// The controller was not reached: scancel would not reach it either, or would cancel a job that may still be ended well.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; give the command again")]
+struct NotReached(String);
 
 async fn complete(job: u32, code: Option<u8>) -> Result<()> {
     let code = code.context("the code is not known")?;
@@ -78,7 +99,9 @@ async fn complete(job: u32, code: Option<u8>) -> Result<()> {
     let mut call = Command::new(radic);
     call.args(["cluster", "complete-slurm", "--library"]).arg(&library).args([job.to_string(), code.to_string()]);
     let (status, complaint) = bounded(call).await.with_context(|| format!("{} is asked", library.display()))?;
-    ensure!(status.success(), "{}: {}", library.display(), if complaint.is_empty() { status.to_string() } else { complaint });
+    let complaint = if complaint.is_empty() { status.to_string() } else { complaint };
+    ensure!(status.code() != Some(i32::from(NOT_REACHED)), NotReached(complaint));
+    ensure!(status.success(), "{}: {}", library.display(), complaint.trim_start_matches("radic: "));
     Ok(())
 }
 
