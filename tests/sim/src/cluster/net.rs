@@ -326,9 +326,10 @@ impl World {
         }
     }
 
-    /// Whether the backlog of a program's listener is full just now; for a connection only once.
+    /// Whether the backlog of a program's listener is full just now; for a connection only once. Where nothing listens a call is refused at once.
     fn is_full(&mut self, conn: ConnId) -> bool {
-        let is_full = is_of_program(self.net.conns[conn].to) && conn.is_multiple_of(5);
+        let to = self.net.conns[conn].to;
+        let is_full = is_of_program(to) && self.net.listeners.contains_key(&to) && conn.is_multiple_of(5);
         is_full && !std::mem::replace(&mut self.net.conns[conn].held, true)
     }
 
