@@ -86,6 +86,8 @@ pub(super) enum Purpose {
         number: u64,
         process: ProcessId,
         stand_in: NodeId,
+        /// How often stand-ins had been told of processes.
+        stood: u64,
     },
     /// The stand-in of this node is to know of an order.
     Stand {
@@ -225,9 +227,9 @@ impl Node {
                 self.finish_final(observer, process, ask, answers.values().find_map(of));
             }
             Purpose::Release { process, holder } => self.finish_release(now, process, &holder, !answers.is_empty()),
-            Purpose::Unstand { asker, number, process, stand_in } => {
-                let done = !answers.is_empty() || !self.is_member(&stand_in);
-                self.finish_unstand(&asker, number, process, done);
+            Purpose::Unstand { asker, number, process, stand_in, stood } => {
+                let is_done = !answers.is_empty() || !self.is_member(&stand_in);
+                self.finish_unstand(now, &asker, number, process, is_done.then_some(stood));
             }
             Purpose::Stand { target, order, stand_in } => {
                 let known = !answers.is_empty() || !self.is_member(&stand_in);

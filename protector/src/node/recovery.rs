@@ -48,6 +48,8 @@ pub(super) struct Recovery {
     /// The latest members that were lost: the view with each of them, and the one without it.
     pub(super) losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     pub(super) majority: Majority,
+    /// How often stand-ins were told of processes.
+    pub(super) stood: u64,
 }
 
 impl Node {

@@ -105,6 +105,7 @@ impl Node {
     /// Tells this node's stand-in what it would need to bring back these processes.
     pub(super) fn tell_stand_in(&mut self, job: JobId, host: &NodeId) {
         if let (Some(stand_in), Some(standing)) = (self.stand_in(), self.standing(job, host)) {
+            self.recovery.stood += 1;
             self.send(&stand_in, PeerMessage::ToStore(job, ToStore::Stand(Box::new(standing))));
         }
     }
@@ -114,6 +115,7 @@ impl Node {
         let process = order.process;
         match (self.stand_in(), self.standing(process.job, target)) {
             (Some(stand_in), Some(standing)) if stand_in != *self.me() => {
+                self.recovery.stood += 1;
                 let purpose = Purpose::Stand { target: target.clone(), order, stand_in: stand_in.clone() };
                 self.gather_from(now, purpose, &Query::Stand(process.job, Box::new(standing)), vec![stand_in], ANSWER);
             }
@@ -165,7 +167,8 @@ impl Node {
         let copies = self.recovery.wards.get(&process.job).is_some_and(|wards| wards.ward.spec.protection.replicas == 2);
         match self.stand_in().filter(|_| leads && copies) {
             Some(stand_in) => {
-                let purpose = Purpose::Unstand { asker: from.clone(), number, process, stand_in: stand_in.clone() };
+                let stood = self.recovery.stood;
+                let purpose = Purpose::Unstand { asker: from.clone(), number, process, stand_in: stand_in.clone(), stood };
                 self.gather_from(now, purpose, &Query::Release(process), vec![stand_in], ANSWER);
             }
             None => self.release(from, number, process),
@@ -177,11 +180,14 @@ impl Node {
         self.send(asker, PeerMessage::Answer(number, Answer::Released));
     }
 
-    /// The stand-in has let a process go, or is gone, or has not answered.
-    pub(super) fn finish_unstand(&mut self, asker: &NodeId, number: u64, process: ProcessId, done: bool) {
-        if done {
-            self.release(asker, number, process);
-        } // Otherwise the node that wants it asks again.
+    /// The stand-in has let a process go, or is gone; none: it has not answered. Before it was asked stand-ins had been told so often.
+    pub(super) fn finish_unstand(&mut self, now: Duration, asker: &NodeId, number: u64, process: ProcessId, stood: Option<u64>) {
+        match stood {
+            None => {} // The node that wants it asks again.
+            // It, or another stand-in, may have been told of the process since it was asked.
+            Some(stood) if stood != self.recovery.stood => self.handle_release_query(now, asker, number, process),
+            Some(_) => self.release(asker, number, process),
+        }
     }
 
     /// The cluster has another view: reviews each process with a protector that this node stands in for.
