@@ -82,10 +82,10 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
             let at = When::At(std::time::Duration::from_micros(60_000 * u64::from(nth) + dice.below(60_000) as u64));
             [nth % ranks, (nth + 1) % ranks].map(|rank| (at, Fault::Crash(rank)))
         };
-        plan.faults = (2..12).flat_map(&mut both).collect();
+        plan.faults = (9..19).flat_map(&mut both).collect();
     };
     // Seeds whose crashes hit what is broken; nothing is wrong with them else.
-    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 100..110);
+    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 168..198);
     assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
     assert!(violations(seeds, early, often).next().is_some());
 }
