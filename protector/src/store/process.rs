@@ -98,7 +98,7 @@ impl Process {
     pub(super) fn renew(&mut self) {
         self.payload.renew(self.incarnation);
         self.closing = false;
-        self.role.told.1 = 0;
+        (self.role.told.1, self.role.covered.1) = (0, 0);
         // Positions in the payload log belong to an incarnation: what an image of an earlier one covers was before this one's
         // first.
         self.images.committed.iter_mut().for_each(|image| image.payload = 0);

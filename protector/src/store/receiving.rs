@@ -18,6 +18,8 @@ impl Store {
         // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload.start;
         if process.images.fits(&image) && process.images.incoming.is_none() && has_log && !is_given_up {
+            let covered = &mut process.role.covered;
+            *covered = (covered.0.max(image.cut), covered.1.max(image.payload));
             process.images.incoming = Some(image);
             process.images.wanted = false;
         } else {

@@ -42,9 +42,10 @@ impl Store {
         let Some(process) = self.processes.get(&id) else { return };
         // The hello also covers what the process has announced to this protector. The replica may have that from the protector
         // before, and would refuse a hello that claims less. This protector might have no room for that payload before the
-        // replica has acknowledged the journal.
-        let journal = Span { start: process.journal_stable, end: process.journal.end().max(process.role.told.0) };
-        let payload = Span { start: process.payload.stable, end: process.payload.end.max(process.role.told.1) };
+        // replica has acknowledged the journal. And an image comes by another connection than payload that it covers.
+        let ((journal_told, payload_told), (cut, covered)) = (process.role.told, process.role.covered);
+        let journal = Span { start: process.journal_stable, end: process.journal.end().max(journal_told).max(cut) };
+        let payload = Span { start: process.payload.stable, end: process.payload.end.max(payload_told).max(covered) };
         let mut messages = Vec::new();
         let hello = ToProtector::hello(id, process.payload.counted, journal, payload);
         messages.push(encoded(|out| hello.write(out)));

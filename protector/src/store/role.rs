@@ -63,6 +63,8 @@ pub(super) struct Role {
     /// Where the journal and the payload of the process ended when it last said hello. No more than that can have been
     /// acknowledged elsewhere.
     pub(super) told: (u64, u64),
+    /// How much of both an image covers that has begun here: a replica that has committed it has as much, whatever has come here.
+    pub(super) covered: (u64, u64),
     pub(super) replica: Option<Replica>,
 }
 
