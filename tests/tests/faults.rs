@@ -30,6 +30,8 @@ const ROUNDS: Program = ("rounds", &["--rounds", "1500", "--mib", "4", "--pause"
 const MORE_ROUNDS: Program = ("rounds", &["--rounds", "2500", "--mib", "4", "--pause", "1"]);
 /// Each rank receives some 10 MiB.
 const JACOBI: Program = ("jacobi", &["--size", "800", "--iterations", "1500", "--progress", "50", "--alone", "0"]);
+/// For some seconds, also on a machine with nothing else to do.
+const LONG_JACOBI: Program = ("jacobi", &["--size", "800", "--iterations", "9000", "--progress", "300", "--alone", "0"]);
 /// Checkpoints come only when they are asked for.
 const ASKED: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval never";
 /// Images of five ranks and of what is under way.
@@ -368,7 +370,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
 fn bounds_of_memory_and_of_logs_are_kept() {
     let mut random = Random::from_environment();
     for (flags, name) in [("", EventName::Checkpoint), ("--log-limit 1M --outbox 1M", EventName::Limit)] {
-        let mut case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} {flags}"), JACOBI);
+        let mut case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} {flags}"), LONG_JACOBI);
         let rank = random.below(RANKS);
         if name == EventName::Limit {
             // That may have come before the last first checkpoint, which was awaited.
