@@ -31,7 +31,7 @@ const MORE_ROUNDS: Program = ("rounds", &["--rounds", "2500", "--mib", "4", "--p
 /// Each rank receives some 10 MiB.
 const JACOBI: Program = ("jacobi", &["--size", "800", "--iterations", "1500", "--progress", "50", "--alone", "0"]);
 /// For some seconds, also on a machine with nothing else to do.
-const LONG_JACOBI: Program = ("jacobi", &["--size", "800", "--iterations", "9000", "--progress", "300", "--alone", "0"]);
+const LONG_JACOBI: Program = ("jacobi", &["--size", "800", "--iterations", "4000", "--progress", "100", "--alone", "0"]);
 /// Checkpoints come only when they are asked for.
 const ASKED: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval never";
 /// Images of five ranks and of what is under way.
