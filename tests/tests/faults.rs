@@ -370,7 +370,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
 fn bounds_of_memory_and_of_logs_are_kept() {
     let mut random = Random::from_environment();
     for (flags, name) in [("", EventName::Checkpoint), ("--log-limit 1M --outbox 1M", EventName::Limit)] {
-        let mut case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} {flags}"), LONG_JACOBI);
+        let case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} {flags}"), LONG_JACOBI);
         let rank = random.below(RANKS);
         if name == EventName::Limit {
             eventually(SOON, "a checkpoint after the first one", || {
