@@ -286,20 +286,18 @@ impl Journal {
         let is_among = own.is_some() || self.threads() == 1;
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
             let taken = thread.taken_after(own, recorded);
-            (thread.empties, thread.reading) = match left {
-                Left::Nothing => (0, None),
-                Left::Empties { passed } => (thread.empties.saturating_sub(passed), None),
-                Left::Later { passed } => (thread.empties.saturating_sub(passed), thread.reading.take()),
-                Left::All => (thread.empties, thread.reading.take()),
-            };
             match left {
-                Left::All => thread.taken = taken,
-                Left::Nothing | Left::Empties { .. } | Left::Later { .. } => {
-                    let before = own.unwrap_or(0);
-                    thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
-                    let of_now = |(all, at): (u64, u64)| (all, at.saturating_sub(before).min(thread.sent));
-                    thread.taken = taken.filter(|_| is_among).map(of_now);
-                }
+                Left::Nothing => (thread.empties, thread.reading) = (0, None),
+                Left::Empties { passed } => (thread.empties, thread.reading) = (thread.empties.saturating_sub(passed), None),
+                Left::Later { passed } => thread.empties = thread.empties.saturating_sub(passed),
+                Left::All => {}
+            }
+            if left == Left::All {
+                thread.taken = taken;
+            } else {
+                thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
+                let of_now = |(all, at): (u64, u64)| (all, at.saturating_sub(own.unwrap_or(0)).min(thread.sent));
+                thread.taken = taken.filter(|_| is_among).map(of_now);
             }
         }
         self.sent = self.sent.saturating_sub(sent);

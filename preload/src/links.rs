@@ -222,7 +222,7 @@ impl Layer {
         To { process: self.observer.process(), incarnation: Some(self.observer.incarnation()) }
     }
 
-    /// The node need not know any more who this caller is.
+    /// The node need not know any more which process this caller is.
     fn send_off(&mut self, fd: &OwnedFd) {
         if let Some(from) = rustix::net::getpeername(fd).ok().flatten().and_then(|from| SocketAddr::try_from(from).ok()) {
             self.tell_node(&ToNode::Greeted(canonical(from)));

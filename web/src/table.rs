@@ -140,7 +140,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: who takes the changes knows all.
+        /// The changes make the whole, whatever comes in whatever order.
         #[test]
         fn changes_make_the_whole(looks in prop::collection::vec((prop::collection::vec(0u8..9, 0..9), 0u8..2, any::<bool>()), 1..20)) {
             let (mut table, mut told) = (Table::default(), BTreeMap::new());

@@ -71,11 +71,6 @@ impl<'a> Since<'a> {
             (before.and_then(|before| before.counters.as_ref()), before.and_then(|before| before.cpu_ms));
         Growth { process, before: counters, cpu_before, seconds: self.seconds }
     }
-
-    /// A counter's growth in a second, of several processes together.
-    pub fn sum<'b>(&self, of: impl Iterator<Item = &'b ProcessInfo>, counter: impl Fn(&Counters) -> u64) -> Option<f64> {
-        sum(of.filter_map(|process| self.of(process).rate(&counter)))
-    }
 }
 
 /// The sum of what is known.

@@ -372,7 +372,7 @@ fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
 }
 
-/// The backlog of the process that is called may be full: whoever does not wait is told at once that the call is under way, and is told so again in replay.
+/// The backlog of the process that is called may be full: a program that does not wait is told at once that the call is under way, and again in replay.
 #[test]
 fn a_call_that_does_not_wait_is_left_under_way() {
     let mut one = Caller::new(false);

@@ -441,7 +441,7 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
     result.expect("nothing contradicts");
     assert_eq!(actions, [Action::RefuseSends(name)]);
     assert_eq!((one.observer.take_refusal(slot), one.observer.take_refusal(slot)), (111, 0), "it is told once");
-    // It stays so, whoever comes back.
+    // It stays so, also when a process comes back.
     let (_, actions) = one.hears(returned(process(1)), 0);
     assert_eq!(actions, []);
     assert_eq!(one.tick(Duration::from_secs(9)), []);

@@ -318,7 +318,7 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Who calls.
+/// What is known of a caller.
 enum Caller {
     /// A process that has greeted.
     Greets(Greeting),

@@ -198,7 +198,7 @@ impl Node {
         if let Some(end) = held.values().find_map(|held| held.end) {
             self.collections.running.remove(&process);
             self.lines.handle_end(process.job, incarnation.epoch, end);
-            self.count_as_ended(now, process, incarnation.epoch);
+            self.count_as_ended(now, process);
             return;
         }
         if silent || !is_same || !missing.is_empty() || held.values().any(|held| held.deaths.view != view) {

@@ -326,11 +326,12 @@ impl Node {
     }
 
     /// A process that this node would bring back has ended, if all ranks have come to their ends.
-    pub(super) fn count_as_ended(&mut self, now: Duration, process: ProcessId, epoch: Epoch) -> bool {
+    pub(super) fn count_as_ended(&mut self, now: Duration, process: ProcessId) -> bool {
         let ProcessId { job, rank } = process;
-        let Some(end) = self.lines.end_of(job, epoch) else { return false };
         let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));
-        let Some(protected) = protected.filter(|protected| protected.incarnation.epoch == epoch) else { return false };
+        let Some(protected) = protected else { return false };
+        let epoch = protected.incarnation.epoch;
+        let Some(end) = self.lines.end_of(job, epoch) else { return false };
         let (status, phase) = (ExitStatus::Code(end.code_of(rank)), MpiPhase::After);
         protected.recovering = false;
         if protected.left.is_none() {

@@ -88,10 +88,7 @@ impl Node {
 
     /// Fences a process. The answer is [`Node::handle_fenced`].
     pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
-        let wards = self.recovery.wards.get_mut(&process.job);
-        let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
-        let epoch = protected.incarnation.epoch;
-        if self.count_as_ended(now, process, epoch) {
+        if self.count_as_ended(now, process) {
             return;
         }
         let wards = self.recovery.wards.get_mut(&process.job);
