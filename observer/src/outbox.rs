@@ -52,6 +52,13 @@ pub struct Place {
     at: u64,
 }
 
+impl Place {
+    /// Offset of the byte that is put there next.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+}
+
 /// The pool of blocks.
 #[derive(Debug, Clone)]
 pub struct Outbox {

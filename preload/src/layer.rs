@@ -191,6 +191,8 @@ pub struct Layer {
     /// Threads that sleep in the kernel, in a call that waits.
     /// When the node may be told again that the outbox fills.
     pub(crate) pressed_until: u64,
+    /// When it may ask next what is stable, because its outbox fills.
+    pub(crate) ask_at: u64,
     pub(crate) sleepers: u32,
     idle: u32,
 }

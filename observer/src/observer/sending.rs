@@ -62,15 +62,15 @@ impl Observer {
         }
     }
 
-    /// As [`Observer::send`] of so many bytes in one call, if they are taken at once, all of them, and may leave at once. The caller lets them leave, and then has [`Observer::fill`]
-    /// put them where they are kept: their receiver takes them meanwhile. None: [`Observer::send`] is to be asked.
+    /// As [`Observer::send`] of so many bytes in one call, if they are taken at once, all of them. The caller lets them leave from where they are, and has [`Observer::fill`] put
+    /// them where they are kept: their receiver takes them meanwhile. All of them are there before anything else happens. None: [`Observer::send`] is to be asked.
     pub fn send_whole(&mut self, thread: u32, fd: u32, bytes: usize, blocking: bool) -> Result<Option<Place>, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
         let outgoing = &connection.outgoing;
-        let is_next = connection.link == Link::Up && outgoing.framer.is_idle() && outgoing.unsent() == 0;
+        let is_up = connection.link == Link::Up;
         let is_open = outgoing.finish.is_none() && !outgoing.is_refused() && !connection.is_over_there();
         let is_kept = outgoing.stable <= outgoing.queue.end() && self.outbox.room(&outgoing.queue) >= bytes;
-        if self.replay.is_some() || !is_next || !is_open || !is_kept || self.gate_of_send(fd)? != Gate::Open {
+        if self.replay.is_some() || !is_up || !is_open || !is_kept || self.gate_of_send(fd)? != Gate::Open {
             return Ok(None);
         }
         if !matches!(self.consult(thread, Ask::Send { fd }, blocking)?, Verdict::Live) {

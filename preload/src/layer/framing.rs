@@ -23,6 +23,9 @@ static FILLER: [u8; 4 << 10] = [0; 4 << 10];
 const LOOKED_AT_FIRST: usize = 4 << 10;
 /// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
 const LOOKED_AT: usize = 64 << 20;
+/// Bytes that one system call reads. While a call reads, what comes on the socket waits, and so do the acknowledgements that its sender goes on by: calls that read all of 4 MiB at
+/// once took longer (docs/performance.md).
+const READ: usize = 256 << 10;
 
 fn bad(_: BadFrame) -> Errno {
     Errno::PROTO
@@ -158,12 +161,13 @@ impl Layer {
         deframer.unframe(&mut bytes).unwrap_or(0) as u64
     }
 
-    /// Lets the frame under way leave from these buffers of the program, which have just what it carries, as far as the socket takes it. `EAGAIN`: nothing was taken.
-    pub fn write_link(&mut self, slot: Slot, socket: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
+    /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most so many of the bytes that it carries. Whether the socket
+    /// has taken all that it was offered. `EAGAIN`: it has taken nothing.
+    pub fn write_link(&mut self, slot: Slot, socket: BorrowedFd<'_>, buffers: &[IoSlice<'_>], (skip, most): (usize, usize)) -> Result<bool, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(()) };
-        let payload = usize::try_from(payload).unwrap_or(usize::MAX);
-        let sent = if header.len() + payload <= SMALL {
+        let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(false) };
+        let payload = usize::try_from(payload).unwrap_or(usize::MAX).min(most);
+        let (offered, sent) = if skip == 0 && header.len() + payload <= SMALL {
             let (mut small, mut at) = ([0; SMALL], header.len());
             small[..at].copy_from_slice(header);
             for part in buffers {
@@ -171,24 +175,25 @@ impl Layer {
                 small[at..at + count].copy_from_slice(&part[..count]);
                 at += count;
             }
-            rustix::net::send(socket, &small[..at], flags)?
+            (at, rustix::net::send(socket, &small[..at], flags)?)
         } else {
-            let mut parts = clip(buffers, payload);
+            let mut parts = clip(buffers, skip, payload);
             parts.insert(0, IoSlice::new(header));
             parts.truncate(BUFFERS);
-            rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)?
+            let offered = parts.iter().map(|part| part.len()).sum();
+            (offered, rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)?)
         };
         self.observer.handle_transmitted(slot, sent as u64);
-        Ok(())
+        Ok(sent == offered)
     }
 
-    /// The same from the outbox. Returns how many bytes the socket has taken.
-    pub(super) fn transmit_frame(&mut self, slot: Slot, socket: BorrowedFd<'_>, offset: u64) -> Result<u64, Errno> {
-        let Some(Leaving { header, filler, payload }) = self.observer.leaving(slot) else { return Ok(0) };
+    /// The same from the outbox, of which the bytes of this stream are there up to `kept`. Whether the socket has taken some.
+    pub fn transmit_frame(&mut self, slot: Slot, socket: BorrowedFd<'_>, offset: u64, kept: u64) -> Result<bool, Errno> {
+        let Some(Leaving { header, filler, payload }) = self.observer.leaving(slot) else { return Ok(false) };
         let mut parts = [&[][..]; sys::PARTS];
         let zeros = filler.min(FILLER.len() as u64);
         (parts[0], parts[1]) = (header, &FILLER[..zeros as usize]);
-        let (mut left, mut count) = (if zeros == filler { payload } else { 0 }, 2);
+        let (mut left, mut count) = (if zeros == filler { payload.min(kept - offset) } else { 0 }, 2);
         for (part, piece) in parts[2..].iter_mut().zip(self.observer.outgoing(slot, offset)) {
             let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
             *part = &piece[..length];
@@ -196,7 +201,7 @@ impl Layer {
         }
         let sent = sys::send_parts(socket, &parts[..count])? as u64;
         self.observer.handle_transmitted(slot, sent);
-        Ok(sent)
+        Ok(sent > 0)
     }
 }
 
@@ -236,7 +241,7 @@ fn read_once(
 ) -> Result<Reading, Errno> {
     let reading = match buffers {
         [one] => {
-            let to = (filled + len).min(one.len());
+            let to = (filled + len.min(READ)).min(one.len());
             read_frames(deframer, socket, &mut one[filled..to])?
         }
         // What goes into several buffers is not moved there: a header by itself, then the rest of its frame.

@@ -148,6 +148,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         unsent: Vec::with_capacity(64),
         ahead: Vec::with_capacity(64),
         pressed_until: 0,
+        ask_at: 0,
         sleepers: 0,
         idle: 0,
     };

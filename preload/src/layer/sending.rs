@@ -64,7 +64,7 @@ impl Layer {
 
     fn try_transmit(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         loop {
-            let sent = match self.observer.poll_transmit(slot) {
+            let has_left = match self.observer.poll_transmit(slot) {
                 None if self.observer.is_held_back(slot) => {
                     self.ship();
                     return Ok(false);
@@ -73,11 +73,11 @@ impl Layer {
                 Some(Transmit::End) => {
                     rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;
                     self.observer.handle_passed(slot, 1);
-                    1
+                    true
                 }
-                Some(Transmit::Bytes(offset)) => self.transmit_frame(slot, fd, offset)?,
+                Some(Transmit::Bytes(offset)) => self.transmit_frame(slot, fd, offset, u64::MAX)?,
             };
-            if sent == 0 {
+            if !has_left {
                 return Ok(false);
             }
         }

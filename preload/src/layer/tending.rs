@@ -23,6 +23,8 @@ const IDLE: u32 = 512;
 const IDLE_DOWN: u32 = 8;
 /// Time until the node is told again that the outbox fills.
 const PRESSED_NS: u64 = 50_000_000;
+/// Time between two questions what is stable while the outbox fills, in nanoseconds: less than it takes to fill what is left. A call that waits for room asks by itself.
+const ASK_NS: u64 = 2_000_000;
 
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
@@ -139,10 +141,18 @@ impl Layer {
         self.haste.handle_gate(shipping::clock, false, false);
         self.tend_links_in_passing();
         if self.observer.outbox().is_pressed() {
+            self.handle_pressed();
+        }
+    }
+
+    fn handle_pressed(&mut self) {
+        let now = sys::now();
+        if now >= self.ask_at {
+            self.ask_at = now + if self.observer.payload().line().is_some() { PRESSED_NS } else { ASK_NS };
             self.hear_node();
             self.ask_stable();
-            self.tell_pressed();
         }
+        self.tell_pressed();
     }
 
     /// Where received bytes stay with their senders the next recovery line frees some of the outbox. It is wanted before that is full.

@@ -131,14 +131,16 @@ pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, b
     }
 }
 
-/// The first `len` bytes of what the program offers, as slices for a call.
-pub fn clip<'a>(buffers: &'a [IoSlice<'_>], mut len: usize) -> Vec<IoSlice<'a>> {
+/// `len` bytes from `skip` on of what the program offers, as slices for a call.
+pub fn clip<'a>(buffers: &'a [IoSlice<'_>], mut skip: usize, mut len: usize) -> Vec<IoSlice<'a>> {
     let mut clipped = Vec::with_capacity(buffers.len());
     for buffer in buffers {
-        let take = buffer.len().min(len);
+        let from = buffer.len().min(skip);
+        let take = (buffer.len() - from).min(len);
         if take > 0 {
-            clipped.push(IoSlice::new(&buffer[..take]));
+            clipped.push(IoSlice::new(&buffer[from..from + take]));
         }
+        skip -= from;
         len -= take;
     }
     clipped

@@ -19,6 +19,8 @@ use crate::sys;
 
 /// Bytes of a message that leaves before it is kept.
 const LARGE: usize = 4 << 10;
+/// Bytes that are offered to the socket, and then kept, in turn: they are still in the processor's cache, and the receiver takes one piece while the next one is on its way.
+const PIECE: usize = 512 << 10;
 
 /// What a receiving call wants besides bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -293,7 +295,7 @@ impl Sending {
         {
             layer = self.wait_for_turn(layer)?;
         }
-        if !self.write_first(&mut layer, buffers) {
+        if !self.send_large(&mut layer, buffers) {
             let mut whole = true;
             for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
                 (layer, whole) = self.offer(layer, buffer)?;
@@ -302,8 +304,11 @@ impl Sending {
                     break;
                 }
             }
-            if whole && self.may_write(&layer) {
-                let written = self.write(&mut layer, buffers);
+            if whole
+                && self.may_write(&layer)
+                && let Some(Transmit::Bytes(begin)) = layer.observer.poll_transmit(self.slot)
+            {
+                let written = self.write(&mut layer, buffers, begin, begin + self.done as u64);
                 self.handle_written(&mut layer, written);
             }
         }
@@ -393,8 +398,8 @@ impl Sending {
         Ok((layer, true))
     }
 
-    /// Lets a large message leave from the program's buffers first, and keeps it then: meanwhile its receiver takes it. False: nothing was done.
-    fn write_first(&mut self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> bool {
+    /// Keeps a large message piece by piece, and offers it to the socket before each of them: meanwhile its receiver takes what has left. False: nothing was done.
+    fn send_large(&mut self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> bool {
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if total < LARGE {
             return false;
@@ -402,24 +407,45 @@ impl Sending {
         let place = sure(layer.observer.send_whole(self.thread, self.fd as u32, total, self.waits));
         let Some(mut place) = place else { return false };
         self.done = total;
-        let written = self.write(layer, buffers);
-        sys::copy_past_caches(|copy| buffers.iter().for_each(|buffer| layer.observer.fill(&mut place, buffer, copy)));
+        let begin = place.at();
+        let (mut until, mut written) = (begin, Ok(()));
+        sys::copy_past_caches(|copy| {
+            for piece in buffers.iter().flat_map(|buffer| buffer.chunks(PIECE)) {
+                if place.at() >= until && written.is_ok() {
+                    written = self.write(layer, buffers, begin, place.at());
+                    until = place.at() + PIECE as u64;
+                }
+                layer.observer.fill(&mut place, piece, copy);
+            }
+        });
+        // Only now: what is kept may change by that.
         self.handle_written(layer, written);
         true
     }
 
-    /// Writes from the program's buffers what the outbox takes: it need not be read there again.
-    fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
-        match layer.observer.poll_transmit(self.slot) {
-            Some(Transmit::Bytes(_)) => layer.write_link(self.slot, sys::borrow(self.fd), buffers),
-            _ => Ok(()),
+    /// Offers to the socket what waits for it. This call's bytes begin at `begin` of the stream, and lie in the program's buffers: there they need not be read again. Bytes of
+    /// earlier calls come from the outbox, which has the stream up to `kept`; one piece more than that is offered.
+    fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>], begin: u64, kept: u64) -> Result<(), Errno> {
+        let (socket, until) = (sys::borrow(self.fd), kept + PIECE as u64);
+        while let Some(Transmit::Bytes(offset)) = layer.observer.poll_transmit(self.slot)
+            && offset < until
+        {
+            let written = match offset.checked_sub(begin) {
+                Some(skip) => layer.write_link(self.slot, socket, buffers, (skip as usize, (until - offset) as usize)),
+                None => layer.transmit_frame(self.slot, socket, offset, kept),
+            };
+            match written {
+                Ok(true) => {}
+                Ok(false) | Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(error) => return Err(error),
+            }
         }
+        Ok(())
     }
 
     fn handle_written(&self, layer: &mut Layer, written: Result<(), Errno>) {
-        match written {
-            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => layer.link_ended(self.slot, reset(error)),
+        if let Err(error) = written {
+            layer.link_ended(self.slot, reset(error));
         }
     }
 }
