@@ -5,6 +5,7 @@
 //!
 //! - [`journal`]: the log of determinants, what of it is stable, where the next outcome stands; [`gate`]: G1;
 //! - [`outbox`]: what was sent and the receiver's protector does not hold yet (G2);
+//! - [`pressure`]: when the outbox needs a recovery line;
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
@@ -35,6 +36,7 @@ pub mod outbox;
 pub mod output;
 mod packed;
 pub mod payload;
+pub mod pressure;
 pub mod replay;
 pub mod ring;
 pub mod session;

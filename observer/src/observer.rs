@@ -200,6 +200,13 @@ impl Observer {
         &self.outbox
     }
 
+    /// Where received bytes stay with their senders: how many the stream of `slot` may still take, and bytes of the whole outbox.
+    pub fn left_for(&self, slot: Slot) -> Option<(usize, usize)> {
+        self.payload.line()?;
+        let queue = &self.table.get(slot)?.outgoing.queue;
+        Some((self.outbox.left(queue), self.outbox.capacity()))
+    }
+
     /// The connections, to be looked at.
     pub fn table(&self) -> &Table {
         &self.table

@@ -1,6 +1,6 @@
 //! What an image has of the outbox: the outbox lies in memory that no image has, because it is large, and most of it no restart needs.
 
-use crate::connection::{Slot, Table};
+use crate::connection::{Connection, Slot, Table};
 use crate::outbox::Outbox;
 
 /// Bytes of streams that go out, one stream after the other.
@@ -14,13 +14,15 @@ pub(crate) struct Packed {
 impl Packed {
     /// What is kept for the peers; with `line` what a peer may want that comes back by its own image of that recovery line.
     pub(crate) fn new(outbox: &Outbox, table: &Table, line: Option<u64>) -> Packed {
-        let mut packed = Packed::default();
-        for (slot, connection) in table.iter() {
-            let (queue, from) = (connection.outgoing().queue(), connection.kept_from(line));
-            packed.streams.push((slot, from, queue.end()));
-            outbox.pieces(queue, from).for_each(|piece| packed.bytes.extend_from_slice(piece));
+        let range =
+            |(slot, connection): (Slot, &Connection)| (slot, connection.kept_from(line), connection.outgoing().queue().end());
+        let streams: Vec<_> = table.iter().map(range).collect();
+        // All at once: a vector that grows is copied each time, and this may be hundreds of MiB, while the program stands still.
+        let mut bytes = Vec::with_capacity(streams.iter().map(|(_, from, to)| (to - from) as usize).sum());
+        for ((_, connection), (_, from, _)) in table.iter().zip(&streams) {
+            outbox.pieces(connection.outgoing().queue(), *from).for_each(|piece| bytes.extend_from_slice(piece));
         }
-        packed
+        Packed { bytes, streams }
     }
 
     /// Makes the outbox that.

@@ -25,6 +25,7 @@ use radic_observer::Observer;
 use radic_observer::connection::Slot;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
+use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_wire::address::canonical;
 use radic_wire::determinant::ConnectionId;
@@ -188,11 +189,10 @@ pub struct Layer {
     pub(crate) unsent: Vec<Slot>,
     /// Connections of which bytes were read ahead, and perhaps not taken.
     pub(crate) ahead: Vec<Slot>,
-    /// Threads that sleep in the kernel, in a call that waits.
-    /// When the node may be told again that the outbox fills.
-    pub(crate) pressed_until: u64,
+    pub(crate) pressure: Pressure,
     /// When it may ask next what is stable, because its outbox fills.
     pub(crate) ask_at: u64,
+    /// Threads that sleep in the kernel, in a call that waits.
     pub(crate) sleepers: u32,
     idle: u32,
 }

@@ -6,6 +6,8 @@
 //! others. Large ones give their pages back meanwhile. So memory is bounded by the sum of the classes' peaks, and after the start the library allocates
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
+//! What is very large has a mapping of its own ([`apart`]).
+//!
 //! Secrets lie apart ([`SECRET_BASE`]), in memory that no image has: whatever is aligned as [`radic_wire::mac::SECRET_ALIGN`] says is one. What a computation
 //! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes: the
 //! process gets them from its node again, and looks at none before that.
@@ -13,6 +15,8 @@
 //! A signal's handler may allocate if [`is_held`] says that no thread is in here: it may have interrupted just that one, and would wait for itself. The
 //! engine itself needs nothing of this for a checkpoint; what the layer does before and after it does.
 #![allow(unsafe_code)]
+
+mod apart;
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
@@ -277,7 +281,7 @@ fn overwrite_registers() {
 
 /// Whether a thread, perhaps the calling one, is in the middle of an allocation: then a signal's handler must not make one.
 pub fn is_held() -> bool {
-    HEAP.is_held() || SECRETS.is_held()
+    HEAP.is_held() || SECRETS.is_held() || apart::NEXT.is_held()
 }
 
 /// Bytes of the mapping that some block has had: a bound on the memory in use.
@@ -288,11 +292,12 @@ pub fn used() -> usize {
 /// Keeps all other threads out until [`leave`]: around a fork, or a child might inherit a heap in the middle of something.
 pub fn enter() {
     let guards: [Guard<'_, Heap>; 2] = [HEAP.lock(), SECRETS.lock()];
-    std::mem::forget(guards);
+    std::mem::forget((guards, apart::NEXT.lock()));
 }
 
 /// Ends what [`enter`] began, in the parent and in the child.
 pub fn leave() {
+    apart::NEXT.unlock_forgotten();
     SECRETS.unlock_forgotten();
     HEAP.unlock_forgotten();
 }
@@ -305,11 +310,17 @@ pub struct Far;
 // least the layout's, and it is as aligned as its size is round.
 unsafe impl GlobalAlloc for Far {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if apart::is_apart(layout) {
+            return apart::take(layout);
+        }
         let taken = class_for(layout).and_then(|class| heap_of(layout).lock().take(class));
         taken.map_or(ptr::null_mut(), |(block, _)| block)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if apart::is_apart(layout) {
+            return apart::take(layout);
+        }
         let taken = class_for(layout).and_then(|class| heap_of(layout).lock().take(class));
         let Some((block, zero)) = taken else { return ptr::null_mut() };
         let dirty = if zero { layout.size().min(size_of::<Link>()) } else { layout.size() };
@@ -319,6 +330,10 @@ unsafe impl GlobalAlloc for Far {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if apart::is_apart(layout) {
+            // SAFETY: the caller's promise: it was allocated with this layout, hence there.
+            return unsafe { apart::give(block, layout) };
+        }
         if let Some(class) = class_for(layout) {
             // SAFETY: the caller's promise: it was allocated with this layout, hence of this class.
             unsafe { heap_of(layout).lock().give(block, class) };
@@ -328,7 +343,7 @@ unsafe impl GlobalAlloc for Far {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise: `size` is not 0 and does not overflow when it is rounded up to the alignment.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        if class_for(wanted) == class_for(layout) {
+        if class_for(wanted) == class_for(layout) && !apart::is_apart(wanted) && !apart::is_apart(layout) {
             return block;
         }
         // SAFETY: both blocks are at least as large as what is copied, and the old one is given up by the caller.
@@ -470,6 +485,20 @@ mod tests {
             assert!(secrets().contains(&(block.addr() as u64)));
             ALLOCATOR.dealloc(block, layout);
         }
+    }
+
+    #[test]
+    fn what_is_very_large_has_a_mapping_of_its_own() {
+        let mut blocks: Vec<Vec<u8>> = [200 << 20, 6 << 30, 1 << 30].map(|size| vec![0; size]).into();
+        for block in &mut blocks {
+            let last = block.len() - 1;
+            assert!(block.as_ptr().addr() >= apart::BASE && (block[0], block[last]) == (0, 0));
+            (block[0], block[last]) = (1, 2);
+        }
+        let mut grown = std::mem::take(&mut blocks[0]);
+        grown.reserve_exact(200 << 20);
+        assert!((grown[0], grown[(200 << 20) - 1], blocks[1][0]) == (1, 2, 1), "what moves takes its bytes along");
+        assert!(Vec::<u8>::new().try_reserve_exact(4 << 40).is_err(), "there are no such addresses");
     }
 
     #[test]

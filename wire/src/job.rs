@@ -157,7 +157,7 @@ impl JobSpec {
             return Err(SpecError::Sender);
         }
         if let Some(outbox) = outbox {
-            in_range("the outbox", outbox, 1 << 20..=1 << 40, "1 MiB to 1 TiB")?;
+            in_range("the outbox", outbox, 1 << 20..=limits::MOST_OUTBOX, "1 MiB to 16 GiB")?;
         }
         in_range("the log limit", log, 1 << 20..=1 << 50, "1 MiB or more")
     }

@@ -6,6 +6,8 @@ pub const NODE_NAME: usize = 64;
 pub const PEER_FRAME: usize = 16 << 20;
 /// Longest frame on the unix socket between `radic` and its protector, in bytes.
 pub const LOCAL_FRAME: usize = 4 << 20;
+/// Bytes of the largest outbox: as many as its blocks have numbers.
+pub const MOST_OUTBOX: u64 = 16 << 30;
 /// Bytes of the outbox of a process, unless the user or its node says how many.
 pub const OUTBOX: u64 = 64 << 20;
 /// Most members that a view may have.

@@ -163,7 +163,13 @@ impl Layer {
 
     /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most so many of the bytes that it carries. Whether the socket
     /// has taken all that it was offered. `EAGAIN`: it has taken nothing.
-    pub fn write_link(&mut self, slot: Slot, socket: BorrowedFd<'_>, buffers: &[IoSlice<'_>], (skip, most): (usize, usize)) -> Result<bool, Errno> {
+    pub fn write_link(
+        &mut self,
+        slot: Slot,
+        socket: BorrowedFd<'_>,
+        buffers: &[IoSlice<'_>],
+        (skip, most): (usize, usize),
+    ) -> Result<bool, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(false) };
         let payload = usize::try_from(payload).unwrap_or(usize::MAX).min(most);

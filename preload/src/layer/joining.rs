@@ -7,6 +7,7 @@ use std::time::Duration;
 use radic_observer::causes::Bounds;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
+use radic_observer::pressure::Pressure;
 use radic_observer::session::{REPLACED, Session};
 use radic_observer::{Config, Observer};
 use radic_wire::ids::{Incarnation, ProcessId};
@@ -107,8 +108,10 @@ fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_
 /// Starts the layer: from now on every call is watched. Whether the program is linked with an MPI library is asked for by the hooks.
 pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let Joined { mut node, process, incarnation, key, mut protector, protection, journal, inherited } = joined;
-    let blocks =
-        usize::try_from(protection.outbox.unwrap_or(limits::OUTBOX)).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
+    let outbox = protection.outbox.unwrap_or(limits::OUTBOX).min(limits::MOST_OUTBOX) as usize;
+    let blocks = outbox.div_ceil(BLOCK).max(64);
+    // Said here: later an allocation that fails ends the process.
+    Vec::<u8>::new().try_reserve_exact(outbox).map_err(|_| failed("memory for the outbox (--outbox)")(Errno::NOMEM))?;
     let causes = (protection.log_mode == LogMode::Causal).then(Bounds::default);
     let payload_stays = protection.payload == PayloadMode::Sender;
     let config =
@@ -147,7 +150,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         lingering: Vec::with_capacity(64),
         unsent: Vec::with_capacity(64),
         ahead: Vec::with_capacity(64),
-        pressed_until: 0,
+        pressure: Pressure::default(),
         ask_at: 0,
         sleepers: 0,
         idle: 0,

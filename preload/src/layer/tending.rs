@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use radic_observer::Wait;
+use radic_observer::connection::Slot;
 use radic_wire::determinant::StreamId;
 use radic_wire::process::ToNode;
 use rustix::event::{PollFd, PollFlags};
@@ -21,8 +22,6 @@ use crate::{signals, sys};
 const IDLE: u32 = 512;
 /// The same while a link is down.
 const IDLE_DOWN: u32 = 8;
-/// Time until the node is told again that the outbox fills.
-const PRESSED_NS: u64 = 50_000_000;
 /// Time between two questions what is stable while the outbox fills, in nanoseconds: less than it takes to fill what is left. A call that waits for room asks by itself.
 const ASK_NS: u64 = 2_000_000;
 
@@ -134,32 +133,28 @@ impl Layer {
         counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
     }
 
-    /// The outbox fills: asks before it is full.
-    pub fn note_sent(&mut self) {
+    /// Bytes were offered on `slot`. If the outbox fills it is asked what is stable, before it is full.
+    pub fn note_sent(&mut self, slot: Slot) {
         self.idle = 0;
         // If it has waited at the gate, that was told before.
         self.haste.handle_gate(shipping::clock, false, false);
         self.tend_links_in_passing();
         if self.observer.outbox().is_pressed() {
-            self.handle_pressed();
+            let now = sys::now();
+            if now >= self.ask_at {
+                self.ask_at = now + ASK_NS;
+                self.hear_node();
+                self.ask_stable();
+            }
+            self.tell_pressed(slot);
         }
-    }
-
-    fn handle_pressed(&mut self) {
-        let now = sys::now();
-        if now >= self.ask_at {
-            self.ask_at = now + if self.observer.payload().line().is_some() { PRESSED_NS } else { ASK_NS };
-            self.hear_node();
-            self.ask_stable();
-        }
-        self.tell_pressed();
     }
 
     /// Where received bytes stay with their senders the next recovery line frees some of the outbox. It is wanted before that is full.
-    fn tell_pressed(&mut self) {
-        let now = sys::now();
-        if self.observer.payload().line().is_some() && self.observer.outbox().is_half_used() && now >= self.pressed_until {
-            self.pressed_until = now + PRESSED_NS;
+    pub fn tell_pressed(&mut self, slot: Slot) {
+        if let Some((left, capacity)) = self.observer.left_for(slot)
+            && self.pressure.handle_sent(shipping::clock, left, capacity)
+        {
             // A node that is gone ends this process elsewhere.
             _ = self.node.send(&ToNode::Pressed);
         }

@@ -739,6 +739,9 @@ fn relieve(layer: &mut Layer) {
     full.connections.retain(|fd| {
         let slot = layer.observer.table().slot_of(layer.primary(*fd) as u32);
         let starved = slot.is_ok_and(|slot| !layer.observer.has_room(slot));
+        if let (true, Ok(slot)) = (starved, slot) {
+            layer.tell_pressed(slot);
+        }
         if !starved {
             report_restart(&epolls, *fd);
         }

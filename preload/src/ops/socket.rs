@@ -319,7 +319,7 @@ impl Sending {
         counters::add(Counter::BytesOut, self.done as u64);
         counters::add(Counter::MessagesOut, 1);
         layer.ship_sent();
-        layer.note_sent();
+        layer.note_sent(self.slot);
         while self.waits && layer.is_unsent(self.slot) {
             // As the kernel would: the call returns when the socket has taken everything.
             layer = match wait(layer, &[(self.fd, PollFlags::OUT)], self.deadline) {
@@ -379,7 +379,7 @@ impl Sending {
                     }
                 }
                 Send::Failed(errno) => {
-                    layer.note_sent();
+                    layer.note_sent(self.slot);
                     match errno as i32 {
                         libc::EAGAIN => super::ready::refused(self.fd),
                         libc::EINTR => {}
@@ -390,7 +390,7 @@ impl Sending {
                 Send::Wait(Wait::Stable(_)) => layer.pass_gate(),
                 Send::Wait(Wait::Outbox) => {
                     layer.transmit(self.slot);
-                    layer = wait_for_room(layer)?;
+                    layer = wait_for_room(layer, self.slot)?;
                 }
                 Send::Wait(other) => layer = take_turns(layer, other)?,
             }
@@ -451,11 +451,12 @@ impl Sending {
 }
 
 /// The outbox is full: waits until a receiver's protector has some of it.
-fn wait_for_room(mut layer: Held) -> Result<Held, Errno> {
+fn wait_for_room(mut layer: Held, slot: Slot) -> Result<Held, Errno> {
     /// Time after which it is asked again, in nanoseconds.
     const AGAIN: u64 = 2_000_000;
     layer.hear_node();
     layer.ask_stable();
+    layer.tell_pressed(slot);
     wait_awhile(layer, &[], sys::now() + AGAIN)
 }
 

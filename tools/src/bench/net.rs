@@ -53,25 +53,31 @@ struct Work {
     options: &'static [&'static str],
     /// The most that protection may cost.
     target: f64,
+    /// So long that it goes on for some checkpoints, and that memory for what is kept is used for the second time. Where payload is shipped it is a tenth as long: there no message is
+    /// kept for long, and each takes several times as much.
+    is_long: bool,
     /// Whether the target is a share of the bandwidth, for people.
     is_bandwidth: bool,
 }
 
 const fn message(name: &'static str, options: &'static [&'static str], target: f64) -> Work {
     let is_bandwidth = target == SHARE;
-    Work { name, group: Group::Messages, ranks: 2, program: "pingpong", options, target, is_bandwidth }
+    Work { name, group: Group::Messages, ranks: 2, program: "pingpong", options, target, is_long: is_bandwidth, is_bandwidth }
 }
 
 const fn window(name: &'static str, group: Group, options: &'static [&'static str], target: f64) -> Work {
-    Work { name, group, ranks: 2, program: "traffic", options, target, is_bandwidth: target == WINDOW_SHARE }
+    let is_bandwidth = target == WINDOW_SHARE;
+    Work { name, group, ranks: 2, program: "traffic", options, target, is_long: is_bandwidth, is_bandwidth }
 }
 
 const fn collective(name: &'static str, options: &'static [&'static str]) -> Work {
-    Work { name, group: Group::Collectives, ranks: 4, program: "traffic", options, target: PROGRAMS, is_bandwidth: false }
+    let (is_long, is_bandwidth) = (false, false);
+    Work { name, group: Group::Collectives, ranks: 4, program: "traffic", options, target: PROGRAMS, is_long, is_bandwidth }
 }
 
 const fn application(name: &'static str, program: &'static str, options: &'static [&'static str]) -> Work {
-    Work { name, group: Group::Applications, ranks: 4, program, options, target: PROGRAMS, is_bandwidth: false }
+    let (is_long, is_bandwidth) = (false, false);
+    Work { name, group: Group::Applications, ranks: 4, program, options, target: PROGRAMS, is_long, is_bandwidth }
 }
 
 /// Times of short messages, and of those of some pages, as parts of the native ones.
@@ -90,10 +96,10 @@ const WORKS: [Work; 17] = [
     message("16 KiB", &["--size", "16384", "--count", "10000"], PAGES),
     message("64 KiB", &["--size", "65536", "--count", "5000"], PAGES),
     message("256 KiB", &["--size", "262144", "--count", "2000"], PAGES),
-    message("1 MiB", &["--size", "1048576", "--count", "500"], SHARE),
-    message("4 MiB", &["--size", "4194304", "--count", "150"], SHARE),
-    window("16 x 64 KiB", Group::Windows, &["--window", "16", "--bytes", "65536", "--rounds", "500"], WINDOW_SHARE),
-    window("16 x 4 MiB", Group::Windows, &["--window", "16", "--bytes", "4194304", "--rounds", "15"], WINDOW_SHARE),
+    message("1 MiB", &["--size", "1048576", "--count", "12000"], SHARE),
+    message("4 MiB", &["--size", "4194304", "--count", "5000"], SHARE),
+    window("16 x 64 KiB", Group::Windows, &["--window", "16", "--bytes", "65536", "--rounds", "30000"], WINDOW_SHARE),
+    window("16 x 4 MiB", Group::Windows, &["--window", "16", "--bytes", "4194304", "--rounds", "600"], WINDOW_SHARE),
     window("64 x 8 B", Group::Rate, &["--window", "64", "--bytes", "8", "--rounds", "2000"], SHORT),
     collective("all-reduce, 8 B", &["--allreduce", "--bytes", "8", "--rounds", "4000"]),
     collective("all-reduce, 64 KiB", &["--allreduce", "--bytes", "65536", "--rounds", "500"]),
@@ -118,7 +124,7 @@ pub(crate) struct NetArgs {
     /// Only these [default: all]
     #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., value_name = "GROUP")]
     only: Vec<Group>,
-    /// Rounds of native, off, waiting, protected (payload with its sender, and in the log) and native runs of everything but applications
+    /// Rounds of native, off, waiting, protected, payload in the log, and native runs of everything but applications
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Rounds of applications; 0: none
@@ -148,8 +154,10 @@ impl NetArgs {
         }
     }
 
-    fn options(&self, work: &Work) -> Vec<String> {
+    fn options(&self, work: &Work, ships_payload: bool) -> Vec<String> {
+        let is_shorter = work.is_long && ships_payload;
         let number = |option: &str| match option {
+            count if is_shorter && count.len() > 2 && count.ends_with("00") => count[..count.len() - 1].to_owned(),
             ITERATIONS => self.iterations.to_string(),
             STEPS => (self.iterations / 3).max(1).to_string(),
             SORTS => (self.iterations / 80).max(1).to_string(),
@@ -175,10 +183,10 @@ struct Measured {
     off_target: f64,
     /// With `--log waiting`, for comparison: it has no target.
     waiting: Comparison,
-    /// With `--log causal`.
+    /// As `radic run` protects it by default.
     protected: Comparison,
-    /// With `--log causal` and `--payload sender`, for comparison: it has no target yet.
-    kept: Comparison,
+    /// With `--payload log`, for comparison: it has no target.
+    shipped: Comparison,
     target: f64,
     /// Protected bandwidth as a part of the native one, where that is what the target is about.
     bandwidth: Option<f64>,
@@ -237,7 +245,7 @@ fn panels(report: &Report) -> [Panel; 1] {
         let (target, off_target) = (of.judged.then_some(of.target), of.judged.then_some(of.off_target));
         [
             row(format!("{}, protected", of.name), &of.protected, target),
-            row(format!("{}, payload sender", of.name), &of.kept, None),
+            row(format!("{}, payload log", of.name), &of.shipped, None),
             row(format!("{}, log waiting", of.name), &of.waiting, None),
             row(format!("{}, protect off", of.name), &of.off, off_target),
             row(format!("{}, native again", of.name), &of.again, None),
@@ -257,7 +265,7 @@ fn in_words(report: &Report) -> String {
             None => judged(format!("<= {:.2}", of.target)),
         };
         text += &row(&format!("{}, {}", of.name, of.unit), &of.protected, &target);
-        text += &row("   payload sender", &of.kept, "");
+        text += &row("   payload log", &of.shipped, "");
         text += &row("   log waiting", &of.waiting, "");
         text += &row("   protect off", &of.off, &judged(format!("<= {:.2}", of.off_target)));
         text += &row("   native again", &of.again, "");
@@ -301,25 +309,25 @@ impl Bench<'_> {
 
     fn measure(&mut self, work: &Work, program: &std::path::Path) -> Result<Measured> {
         self.cluster(work.ranks)?;
-        let (options, rounds, before) = (self.args.options(work), self.args.rounds_of(work), load());
+        let [options, shorter] = [false, true].map(|ships_payload| self.args.options(work, ships_payload));
+        let (rounds, before) = (self.args.rounds_of(work), load());
         let (name, unit) = match work.group {
             Group::Messages => ("half_round_trip_us", "us"),
             Group::Applications => ("seconds", "s"),
             _ => ("us", "us"),
         };
         let interval = self.args.ckpt_interval.to_string();
-        let with = |log| [&ON[..], &["--ckpt-interval", &interval, "--log", log]].concat();
-        let (causal, waiting_log) = (with("causal"), with("waiting"));
-        let sender = [&causal[..], &["--payload", "sender"]].concat();
-        let [mut off, mut waiting, mut protected, mut kept, mut again] = [const { Vec::new() }; 5];
+        let with = |more: &[&'static str]| [&ON[..], &["--ckpt-interval", &interval], more].concat();
+        let (default, payload_log, log_waiting) = (with(&[]), with(&["--payload", "log"]), with(&["--log", "waiting"]));
+        let [mut off, mut waiting, mut protected, mut shipped, mut again] = [const { Vec::new() }; 5];
         let (mut checkpoints, mut longest) = (0, 0);
         for round in 1..=rounds {
             self.runs.progress.say(&format!("{}, round {round} of {rounds}", work.name));
             let native = self.native(work.ranks, program, &options, name)?;
             off.push((native, self.radic(work.ranks, &OFF, program, &options, name)?));
-            waiting.push((native, self.radic(work.ranks, &waiting_log, program, &options, name)?));
-            kept.push((native, self.radic(work.ranks, &sender, program, &options, name)?));
-            protected.push((native, self.radic(work.ranks, &causal, program, &options, name)?));
+            waiting.push((native, self.radic(work.ranks, &log_waiting, program, &shorter, name)?));
+            shipped.push((native, self.radic(work.ranks, &payload_log, program, &shorter, name)?));
+            protected.push((native, self.radic(work.ranks, &default, program, &options, name)?));
             for counters in self.newest_job(work.ranks)? {
                 ensure!(
                     work.group != Group::Applications || counters.committed > 0,
@@ -331,7 +339,8 @@ impl Bench<'_> {
             again.push((native, self.native(work.ranks, program, &options, name)?));
             self.runs.progress.advance(1);
         }
-        let [off, waiting, protected, kept, again] = [off, waiting, protected, kept, again].map(|pairs| Comparison::of(&pairs));
+        let [off, waiting, protected, shipped, again] =
+            [off, waiting, protected, shipped, again].map(|pairs| Comparison::of(&pairs));
         Ok(Measured {
             name: work.name,
             group: work.group,
@@ -344,7 +353,7 @@ impl Bench<'_> {
             waiting,
             bandwidth: work.is_bandwidth.then_some(1.0 / protected.pair_ratio),
             protected,
-            kept,
+            shipped,
             target: work.target,
             checkpoints,
             longest_pause_ms: longest as f64 / 1e6,
@@ -387,7 +396,7 @@ mod tests {
     fn measured(name: &'static str, group: Group, again: f64) -> Measured {
         let of = |native, radic| Comparison::of(&[(native, radic)]);
         let (again, is_bandwidth) = (of(10.0, 10.0 * again), group == Group::Windows);
-        let (off, waiting, protected, kept, target) =
+        let (off, waiting, protected, shipped, target) =
             (of(10.0, 10.1), of(10.0, 40.0), of(10.0, 30.0), of(10.0, 20.0), if is_bandwidth { WINDOW_SHARE } else { SHORT });
         Measured {
             name,
@@ -400,7 +409,7 @@ mod tests {
             off_target: OFF_TARGET,
             waiting,
             protected,
-            kept,
+            shipped,
             target,
             bandwidth: is_bandwidth.then_some(1.0 / 3.0),
             checkpoints: 9,
@@ -450,7 +459,10 @@ mod tests {
         assert_eq!(names(&args(&["--only", "applications", "--application-rounds", "0"]).unwrap()), [""; 0]);
         assert!(args(&["--only", "everything"]).is_err());
         let sort = WORKS.last().unwrap();
-        assert_eq!(args(&["--iterations", "8000"]).unwrap().options(sort), ["--json", "--keys", "200000", "--rounds", "100"]);
+        assert_eq!(
+            args(&["--iterations", "8000"]).unwrap().options(sort, false),
+            ["--json", "--keys", "200000", "--rounds", "100"]
+        );
     }
 
     /// One cluster at a time, and each started once.

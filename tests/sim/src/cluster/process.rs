@@ -11,6 +11,7 @@ use radic_observer::frames::Leaving;
 use radic_observer::haste::Haste;
 use radic_observer::journal::Ship;
 use radic_observer::links::Links;
+use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
 use radic_observer::{Error, Failure, Front, Observer, Transmit};
@@ -74,7 +75,7 @@ pub struct Lib {
     pub image: Option<Shipping>,
     pub due: bool,
     /// When the node may be told again that the outbox fills.
-    pub pressed_until: Duration,
+    pub pressure: Pressure,
     pub initialized: bool,
     /// Its peers can call it.
     pub has_door: bool,
@@ -484,7 +485,7 @@ impl World {
             images,
             image,
             due,
-            pressed_until: Duration::ZERO,
+            pressure: Pressure::default(),
             initialized,
             has_door,
             busy,
@@ -660,8 +661,8 @@ impl World {
     fn tell_pressed(&mut self, pid: u32) {
         let now = self.now;
         let lib = self.lib(pid);
-        if lib.observer.payload().line().is_some() && lib.observer.outbox().is_half_used() && now >= lib.pressed_until {
-            lib.pressed_until = now + Duration::from_millis(50);
+        let fullest = lib.observer.table().iter().filter_map(|(slot, _)| lib.observer.left_for(slot)).min();
+        if fullest.is_some_and(|(left, capacity)| lib.pressure.handle_sent(|| now, left, capacity)) {
             self.tell_node(pid, ToNode::Pressed);
         }
     }
