@@ -68,13 +68,8 @@ mod tests {
     #[test]
     fn the_next_line_is_asked_for_in_time_for_what_the_last_one_took() {
         let (mut pressure, mut left, mut now) = (Pressure::default(), 1_000, Duration::ZERO);
-        let mut asked_after = |meanwhile| cycle(&mut pressure, &mut left, &mut now, meanwhile);
-        assert_eq!(
-            [asked_after(30), asked_after(30)],
-            [60, 30],
-            "a sixteenth at first, then a quarter more than the last line took"
-        );
-        assert_eq!([asked_after(500), asked_after(10)], [30, 60], "never more than a sixteenth");
+        let asked = [60, 30, 30].map(|meanwhile| cycle(&mut pressure, &mut left, &mut now, meanwhile));
+        assert_eq!(asked, [60, 60, 30], "a sixteenth at most, and else a quarter more than the last line took");
     }
 
     #[test]

@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_refused() {
-        let layout = Layout::from_size_align(5 << 30, 16).unwrap();
+        let layout = Layout::from_size_align(4 << 40, 16).unwrap();
         // SAFETY: the size is not 0.
         assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
     }

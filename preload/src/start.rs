@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{child, hooks, image, layer, memory, sys};
+use crate::{child, ends, hooks, image, layer, memory, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -63,6 +63,9 @@ fn say(what: &str) {
 }
 
 extern "C" fn destruct() {
-    hooks::stdio::flush();
+    // With something left to be written it has not come to its end: what is lost now would not be written again.
+    if !hooks::stdio::flush() {
+        ends::forget();
+    }
     layer::leave();
 }

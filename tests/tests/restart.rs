@@ -269,11 +269,11 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
     cluster.make_key();
     ["n1", "n2", "n3"].iter().for_each(|node| cluster.start_node(node, &[REPLAY_LIMIT]));
     let program = compiled("net", "net_stuck");
-    for on_loss in ["restart", "fail"] {
-        let dir = cluster.dir().join(on_loss);
+    for (on_loss, payload) in [("restart", "log"), ("fail", "log"), ("restart", "sender")] {
+        let dir = cluster.dir().join(format!("{on_loss}-{payload}"));
         fs::create_dir(&dir).expect("a new directory");
         let mut events = cluster.events_at("n1");
-        let flags = format!("--nodes n1,n2 --protect on --ckpt-interval 1.5 --on-loss {on_loss}");
+        let flags = format!("--nodes n1,n2 --protect on --ckpt-interval 1.5 --on-loss {on_loss} --payload {payload}");
         let job = cluster.job(2, &flags, &[&program, "rank", dir.to_str().expect("text")]).limit(LIMIT).start();
         // Its nodes also tell of the job before.
         let place = dir.display().to_string();

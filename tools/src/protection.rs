@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::Args;
 use radic_wire::job::{OnLoss, RestartOn};
-use radic_wire::limits;
 use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use serde::Serialize;
 
@@ -28,8 +27,8 @@ pub(crate) struct ProtectionArgs {
     /// Nodes that hold a copy of each log and checkpoint: with 2 the job survives the death of a node and its protector together
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Memory of each rank for what it has sent and its receiver may need again: 128M, 1G [default: an eighth of its node's memory, which the job's ranks there
-    /// share, from 64M to 2G for each; with --payload log 64M]
+    /// Memory of each rank for what it has sent and its receiver may need again: 128M, 1G [default: 64M; with --payload sender an eighth of its node's memory,
+    /// which the job's ranks there share, from 64M to 2G for each]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     outbox: Option<u64>,
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
@@ -39,7 +38,7 @@ pub(crate) struct ProtectionArgs {
     #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
     log: LogFlag,
     /// Where what a rank has received from others of the job is kept until its checkpoint covers it
-    #[arg(long, value_enum, default_value_t = PayloadFlag::Auto, value_name = "WHERE")]
+    #[arg(long, value_enum, default_value_t = PayloadFlag::Log, value_name = "WHERE")]
     payload: PayloadFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
@@ -88,8 +87,6 @@ enum LogFlag {
 
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum PayloadFlag {
-    /// With its senders, but in its log with --log waiting, --replicas 2, --keep-logs, or less than 64M of --outbox
-    Auto,
     /// In its log: it ships all of it to its protector
     Log,
     /// With the ranks that have sent it, in --outbox: nothing is shipped, and the checkpoints of all ranks are made together. With --log causal and one replica
@@ -115,17 +112,6 @@ enum OnLossFlag {
 }
 
 impl ProtectionArgs {
-    /// Replay needs logs with all that was received, a second replica images that count by themselves. With a small outbox recovery lines would follow each other.
-    fn payload_mode(&self) -> PayloadMode {
-        let suits = self.log == LogFlag::Causal && self.replicas == 1 && !self.keep_logs;
-        let is_large = self.outbox.is_none_or(|outbox| outbox >= limits::OUTBOX);
-        match self.payload {
-            PayloadFlag::Sender => PayloadMode::Sender,
-            PayloadFlag::Auto if suits && is_large => PayloadMode::Sender,
-            PayloadFlag::Auto | PayloadFlag::Log => PayloadMode::Log,
-        }
-    }
-
     /// How a job is protected, given what is in the way of that. Its ranges are checked with the job's description.
     pub(crate) fn decide(&self, find_obstacles: impl FnOnce() -> Obstacles) -> Decision {
         let asked = match self.protect {
@@ -145,7 +131,7 @@ impl ProtectionArgs {
             record_time: self.record_time == RecordTimeFlag::On,
             record_tsc: self.record_tsc,
             log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
-            payload: self.payload_mode(),
+            payload: if self.payload == PayloadFlag::Sender { PayloadMode::Sender } else { PayloadMode::Log },
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,

@@ -520,10 +520,8 @@ pub enum FromHost {
     AtEnd {
         /// The rank.
         rank: Rank,
-        /// The code with which it is about to exit.
+        /// The code with which it is about to exit. The job does not end for it.
         code: i32,
-        /// How far it has come with MPI.
-        phase: MpiPhase,
     },
     /// something of a rank is not protected: the terminal is told of the first of each kind.
     Unprotected {

@@ -57,7 +57,8 @@ impl Observer {
 
     /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the stream is to learn that it
     /// need not keep what is before that: no image that this protector commits lacks it, and without an image it brings no process back. Else a peer that
-    /// catches up could wait with a full outbox until that image, which may find no room: no log server would know what the lost protector had held.
+    /// catches up could wait with a full outbox until that image, which may find no room: no log server would know what the lost protector had held. Not of what stays with its sender:
+    /// of that no log has anything, and a process that comes back would look for it there.
     fn poll_beginning(&mut self) -> Option<Piece<'static>> {
         let position = self.payload.span().start;
         while let Some((slot, connection)) = self.table.first_from(self.untold?) {
@@ -65,7 +66,8 @@ impl Observer {
             let (stream, incoming) = (connection.stream_in(), &connection.incoming);
             let received = incoming.finish.map_or(incoming.wanted(), |finish| finish.min(incoming.wanted()));
             let offset = self.payload.first_of(stream).unwrap_or(received);
-            if offset > 0 && !connection.closed {
+            let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
+            if offset > 0 && !connection.closed && !stays {
                 return Some(Piece { position, stream, offset, is_end: false, head: &[], tail: &[] });
             }
         }

@@ -7,6 +7,7 @@ use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
 use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer};
+use crate::causes::Bounds;
 use crate::connection::{Phase, Welcome};
 use crate::error::Error;
 
@@ -162,8 +163,12 @@ fn what_is_printed_after_nothing_was_found_is_printed_after_as_much() {
 
 /// A process with one connection to a peer that takes nothing.
 fn sender() -> Observer {
+    sender_with(Config::default())
+}
+
+fn sender_with(config: Config) -> Observer {
     let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
-    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..config };
     let mut observer = Observer::new(process(0), &config);
     observer.connect(3, process(1)).unwrap().unwrap();
     observer
@@ -276,6 +281,16 @@ fn a_new_protector_is_told_where_streams_go_on() {
     assert_eq!(told(&mut observer), None, "once");
 }
 
+/// No log has anything of that. A process that came back would look for it there, and be refused again and again.
+#[test]
+fn of_what_stays_with_its_sender_no_protector_is_told() {
+    let mut observer = sender_with(Config { payload_stays: true, causes: Some(Bounds::default()), ..Config::default() });
+    observer.handle_received(0, 3, Source::Link, b"kept there").unwrap();
+    assert!(observer.poll_payload(usize::MAX).is_none());
+    observer.handle_protector(&FromProtector::Welcome { journal: 0, payload: 0, image: None }).unwrap();
+    assert!(observer.poll_payload(usize::MAX).is_none());
+}
+
 /// A peer has ended while this process was lost. What the peer had received may have gone on to others, so that much is sent again before this process is live: else it
 /// could go another way.
 #[test]
@@ -363,8 +378,8 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     stable(&mut observer);
     let (image, begin) = (observer.clone(), observer.journal().end());
     let stalled = [7; 100];
-    assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
-    assert_eq!(observer.send(1, 4, &stalled[16..], 16, true), Ok(Send::Wait(Wait::Outbox)));
+    assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 24, whole: false }), "three quarters of the outbox");
+    assert_eq!(observer.send(1, 4, &stalled[24..], 24, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(observer.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
     assert!(matches!(observer.receive(0, 5, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
     assert_eq!(observer.handle_received(0, 5, Source::Link, b"answer"), Ok(Some(6)));
@@ -372,7 +387,7 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     let mut next = image;
     next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
-    let sent = 16 + 4;
+    let sent = 24 + 4;
     assert_eq!(next.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: sent, whole: false }), "as much as was sent then");
     assert_eq!(next.send(1, 4, &stalled[sent..], sent, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(next.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));

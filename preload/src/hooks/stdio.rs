@@ -50,7 +50,17 @@ struct Functions {
     close: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
+/// A place in the C library's list of streams.
+type Place = *mut c_void;
+
 unsafe extern "C" {
+    fn _IO_iter_begin() -> Place;
+    fn _IO_iter_end() -> Place;
+    fn _IO_iter_next(at: Place) -> Place;
+    fn _IO_iter_file(at: Place) -> *mut FILE;
+    fn ftrylockfile(stream: *mut FILE) -> c_int;
+    fn funlockfile(stream: *mut FILE);
+    fn fflush_unlocked(stream: *mut FILE) -> c_int;
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
     fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
@@ -91,12 +101,24 @@ unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     stream
 }
 
-/// Writes what the program has left in its streams, before calls pass through for ever: the C library does so too late.
-pub fn flush() {
-    let streams: Vec<_> = STREAMS.lock().iter().map(|(stream, _)| *stream as *mut FILE).collect();
-    for stream in streams {
-        unsafe { libc::fflush(stream) };
+/// Writes what the program has left in its streams, before calls pass through for ever: the C library does so too late. What another thread holds it passes over, as the C library does:
+/// that thread may wait for input. False: that stream may have something left.
+pub fn flush() -> bool {
+    let mut is_all = true;
+    unsafe {
+        let mut at = _IO_iter_begin();
+        while at != _IO_iter_end() {
+            let stream = _IO_iter_file(at);
+            if ftrylockfile(stream) == 0 {
+                fflush_unlocked(stream);
+                funlockfile(stream);
+            } else {
+                is_all = false;
+            }
+            at = _IO_iter_next(at);
+        }
     }
+    is_all
 }
 
 fn known(stream: *mut FILE) -> Option<c_int> {

@@ -76,7 +76,9 @@ pub struct Joined {
 pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
     let join = ToNode::Join { version: PROTOCOL_VERSION, process };
-    let answer = node.ask_within(JOIN_MS, &join, |_| true).map_err(failed("joining the node"));
+    // A program that is executed in the place of another one may be told something first that was meant for that one.
+    let is_answer = |message: &FromNode| matches!(message, FromNode::Joined { .. } | FromNode::Refused(_));
+    let answer = node.ask_within(JOIN_MS, &join, is_answer).map_err(failed("joining the node"));
     match answer? {
         FromNode::Joined { incarnation, key, protector, protection, journal, inherited } => {
             Ok(Joined { node, process, incarnation, key, protector, protection, journal, inherited })

@@ -541,10 +541,6 @@ impl Home {
                 self.end_output(rank);
                 self.handle_exit(rank, node, status, phase);
             }
-            // It is about to exit so, and the job ends for that: no other rank is waited for.
-            FromHost::AtEnd { code, phase, .. } if code != 0 && phase != MpiPhase::After => {
-                self.handle_exit(rank, node, ExitStatus::Code(code), phase);
-            }
             FromHost::Aborted { code, message, .. } => {
                 // A shell sees the low eight bits. An abort whose low bits are 0 must not look like success.
                 let shown = if code & 0xff == 0 { 1 } else { code };

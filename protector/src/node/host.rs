@@ -647,6 +647,11 @@ impl Host {
         self.report_at_end();
     }
 
+    /// Whether the job ends with this code when the rank exits with it.
+    pub fn fails_with(&self, rank: Rank, code: i32) -> bool {
+        code != 0 && self.ranks.get(&rank).is_some_and(|state| state.mpi_phase() != MpiPhase::After)
+    }
+
     /// A rank was let go, and exits.
     pub fn handle_leaving(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
@@ -674,8 +679,7 @@ impl Host {
     fn report_at_end(&mut self) {
         for (rank, state) in &mut self.ranks {
             if let Some(code) = state.take_end_to_tell() {
-                let phase = state.mpi_phase();
-                self.outputs.push_back(HostOutput::ToHome(FromHost::AtEnd { rank: *rank, code, phase }));
+                self.outputs.push_back(HostOutput::ToHome(FromHost::AtEnd { rank: *rank, code }));
             }
         }
     }

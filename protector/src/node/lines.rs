@@ -14,6 +14,7 @@ use super::checkpoints::SHORTEST;
 use super::events::About;
 use super::home::Home;
 use super::line::{JobLines, Step};
+use super::observers::Observed;
 use super::stores::StoreOrder;
 use super::wards::Protected;
 use super::{Node, Output};
@@ -377,6 +378,12 @@ impl Node {
 
     /// A process of this node has come to its end.
     pub(super) fn handle_at_end(&mut self, now: Duration, process: ProcessId, end: ProgramEnd) {
+        if self.hosts.get(&process.job).is_some_and(|host| host.fails_with(process.rank, end.code)) {
+            // Its exit ends the job, and no other rank is waited for.
+            let observer = self.observers.processes.get(&process).and_then(Observed::observer);
+            self.outputs.extend(observer.map(|observer| Output::Observer(observer, FromNode::MayEnd)));
+            return;
+        }
         self.with_host(now, process.job, |host| host.handle_at_end(process.rank, end));
         if self.lines.remembered.get(&process.job).is_some_and(|known| known.is_let_go) {
             self.let_go(process.job);

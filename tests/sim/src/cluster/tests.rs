@@ -85,7 +85,7 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
         plan.faults = (9..19).flat_map(&mut both).collect();
     };
     // Seeds whose crashes hit what is broken; nothing is wrong with them else.
-    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 168..198);
+    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 25..55);
     assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
     assert!(violations(seeds, early, often).next().is_some());
 }
@@ -143,7 +143,7 @@ fn a_suspended_job_without_what_only_other_logs_have_is_noticed() {
         plan.suspensions = 2;
     };
     // Some seeds come to do again what they did in another way (G5) before the judge sees what is not in the journals.
-    let mut noticed = violations(1..60, Breaks { alone: true, ..Breaks::default() }, suspended);
+    let mut noticed = violations(60..120, Breaks { alone: true, ..Breaks::default() }, suspended);
     assert!(noticed.any(|rule| rule == "G1"));
 }
 
