@@ -104,7 +104,7 @@ impl Outbox {
         self.next.len() * self.block
     }
 
-    /// Bytes that others would have to leave free less for `queue` to be full: there is room for half as many at least.
+    /// Bytes that are free beyond what `queue` has to leave free: it is full when there are none.
     pub fn left(&self, queue: &Queue) -> usize {
         let free = self.next.len() - self.used;
         free.saturating_sub(self.blocks_of(queue).min(self.next.len() / 4)) * self.block

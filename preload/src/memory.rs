@@ -281,7 +281,7 @@ fn overwrite_registers() {
 
 /// Whether a thread, perhaps the calling one, is in the middle of an allocation: then a signal's handler must not make one.
 pub fn is_held() -> bool {
-    HEAP.is_held() || SECRETS.is_held() || apart::NEXT.is_held()
+    HEAP.is_held() || SECRETS.is_held() || apart::FREE.is_held()
 }
 
 /// Bytes of the mapping that some block has had: a bound on the memory in use.
@@ -292,12 +292,12 @@ pub fn used() -> usize {
 /// Keeps all other threads out until [`leave`]: around a fork, or a child might inherit a heap in the middle of something.
 pub fn enter() {
     let guards: [Guard<'_, Heap>; 2] = [HEAP.lock(), SECRETS.lock()];
-    std::mem::forget((guards, apart::NEXT.lock()));
+    std::mem::forget((guards, apart::FREE.lock()));
 }
 
 /// Ends what [`enter`] began, in the parent and in the child.
 pub fn leave() {
-    apart::NEXT.unlock_forgotten();
+    apart::FREE.unlock_forgotten();
     SECRETS.unlock_forgotten();
     HEAP.unlock_forgotten();
 }

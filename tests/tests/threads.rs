@@ -52,7 +52,7 @@ fn a_thread_for_each_request() {
 }
 
 /// Code and output are as without RADIC, wherever the other threads are.
-fn ends_as_it_should(command: &[&str], ways: &[&str]) {
+fn ends_as_it_should(command: &[&str], payload: &str, ways: &[&str]) {
     let cluster = Cluster::start(Kind::Logical, 2);
     let mut runs = 0..;
     let mut run = |flags: &str, way: &str| {
@@ -65,7 +65,7 @@ fn ends_as_it_should(command: &[&str], ways: &[&str]) {
         let due = due.unwrap_or_else(|| panic!("{way}: no run without RADIC has ended without a word"));
         assert_eq!(due.0, Some(CODE), "{way}: {due:?}");
         for _ in 0..if is_long() { 300 } else { 12 } {
-            assert_eq!(run("--protect on --ckpt-interval 0.05", way), due, "{way}");
+            assert_eq!(run(&format!("--protect on --ckpt-interval 0.05 --payload {payload}"), way), due, "{way}, {payload}");
         }
     }
     cluster.assert_idle();
@@ -74,13 +74,17 @@ fn ends_as_it_should(command: &[&str], ways: &[&str]) {
 
 #[test]
 fn a_process_ends_while_its_threads_are_in_calls() {
-    ends_as_it_should(&[&compiled("net", "net_ends")], &WAYS);
+    let program = compiled("net", "net_ends");
+    ends_as_it_should(&[&program], "log", &WAYS);
+    ends_as_it_should(&[&program], "sender", &["return"]);
 }
 
 /// The interpreter ends its daemon threads by `pthread_exit`, where their calls return.
 #[test]
 fn a_process_ends_while_daemon_threads_of_python_are_in_calls() {
-    ends_as_it_should(&["python3", &script("daemons.py")], &["exit"]);
+    for payload in ["log", "sender"] {
+        ends_as_it_should(&["python3", &script("daemons.py")], payload, &["exit"]);
+    }
 }
 
 /// A job on n2 and n3, of which a rank has crashed after its first checkpoint and a while.
