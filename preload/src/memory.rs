@@ -6,7 +6,7 @@
 //! others. Large ones give their pages back meanwhile. So memory is bounded by the sum of the classes' peaks, and after the start the library allocates
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
-//! What is very large has a mapping of its own ([`apart`]).
+//! What is very large has a mapping of its own (`memory/apart.rs`).
 //!
 //! Secrets lie apart ([`SECRET_BASE`]), in memory that no image has: whatever is aligned as [`radic_wire::mac::SECRET_ALIGN`] says is one. What a computation
 //! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes: the
