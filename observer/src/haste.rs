@@ -11,9 +11,7 @@ const IN_VAIN: u32 = 4;
 /// Time between an outcome and the gate that shipping at once would have used, for one that was not shipped.
 const LONG: Duration = Duration::from_micros(100);
 /// Time until the journal is shipped where nothing waits for it: what others keep of it meanwhile goes with each message.
-const LAZY: Duration = Duration::from_millis(4);
-/// Bytes of it that are shipped then before that.
-const LAZY_MUCH: usize = 4 * MUCH;
+const LAZY: Duration = Duration::from_millis(1);
 /// Bytes of journal that are shipped at once in any case: a process that only receives comes to no gate.
 const MUCH: usize = 1 << 10;
 
@@ -67,7 +65,7 @@ impl Haste {
             }
             Way::Lazily(since) => {
                 let now = now();
-                unshipped >= LAZY_MUCH || now >= *since.get_or_insert(now) + LAZY
+                unshipped >= MUCH || now >= *since.get_or_insert(now) + LAZY
             }
         }
     }
@@ -139,6 +137,6 @@ mod tests {
         assert!(haste.handle_outcome(|| begin + LAZY, 60));
         haste.handle_shipped();
         assert!(!haste.handle_outcome(|| begin + LAZY, 20), "it begins anew");
-        assert!(haste.handle_outcome(|| begin + LAZY, LAZY_MUCH));
+        assert!(haste.handle_outcome(|| begin + LAZY, MUCH));
     }
 }

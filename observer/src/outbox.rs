@@ -1,10 +1,10 @@
 //! The outbox: the sender's copy of sent bytes that the receiver's protector does not hold yet.
 //!
 //! One pool of blocks for all streams of the process; each stream chains the blocks it needs, so a stream that stalls holds only
-//! its own, and one with nothing under way holds none. A stream may take what leaves a quarter free, or as much as it leaves free: so a
-//! stream with a receiver that does not read gets three quarters of the pool, the next an eighth, and there is always something left for
-//! those that move. (Else a program could hang here that does not hang on sockets, each of which has a buffer of its own.) Everything in
-//! the outbox has passed the gate: it may leave, and leave again, at any time.
+//! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so a stream with a receiver that
+//! does not read gets half of the pool, the next a quarter, and there is always something left for those that move. (Else a program
+//! could hang here that does not hang on sockets, each of which has a buffer of its own.) Everything in the outbox has passed the
+//! gate: it may leave, and leave again, at any time.
 
 use std::ops::Range;
 
@@ -94,7 +94,7 @@ impl Outbox {
         self.used * self.block
     }
 
-    /// Whether a quarter is in use: time to ask what is stable.
+    /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half.
     pub fn is_pressed(&self) -> bool {
         self.used * 4 >= self.next.len()
     }
@@ -106,8 +106,7 @@ impl Outbox {
 
     /// Bytes that are free beyond what `queue` has to leave free: it is full when there are none.
     pub fn left(&self, queue: &Queue) -> usize {
-        let free = self.next.len() - self.used;
-        free.saturating_sub(self.blocks_of(queue).min(self.next.len() / 4)) * self.block
+        (self.next.len() - self.used).saturating_sub(self.blocks_of(queue)) * self.block
     }
 
     fn blocks_of(&self, queue: &Queue) -> usize {
@@ -118,9 +117,8 @@ impl Outbox {
     pub fn room(&self, queue: &Queue) -> usize {
         let free = self.next.len() - self.used;
         let own = self.blocks_of(queue);
-        let as_much_as_is_left = if own == 0 { free.div_ceil(2) } else { free.saturating_sub(own) / 2 };
-        let but_a_quarter = free.saturating_sub(self.next.len() / 4);
-        self.bytes_in(queue, as_much_as_is_left.max(but_a_quarter))
+        let more = if own == 0 { free.div_ceil(2) } else { free.saturating_sub(own) / 2 };
+        self.bytes_in(queue, more)
     }
 
     /// Free bytes of the queue's last block and of so many more.
@@ -352,15 +350,15 @@ mod tests {
         assert_eq!(outbox.append(&mut queue, &[0; 4]), 4);
         assert!(!outbox.is_pressed());
         assert_eq!(outbox.append(&mut queue, &[0; 1]), 1);
-        assert!(outbox.is_pressed() && outbox.room(&queue) == 19);
+        assert!(outbox.is_pressed() && outbox.room(&queue) == 11);
     }
 
     #[test]
     fn a_stream_that_stalls_leaves_room_for_others() {
-        let mut outbox = Outbox::new(16, 4);
+        let mut outbox = Outbox::new(8, 4);
         let mut queues = [Queue::default(), Queue::default(), Queue::default()];
         let taken = queues.each_mut().map(|queue| (0..9).map(|_| outbox.append(queue, &[0; 100])).sum::<usize>());
-        assert_eq!(taken, [48, 8, 4]);
+        assert_eq!(taken, [16, 8, 4]);
         assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 0), 0, "it has its share");
         assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 3), 3, "what was taken then");
         assert_eq!(outbox.append_again(&mut queues[0], &[0; 100]), 1, "in replay the last block too");

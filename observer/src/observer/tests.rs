@@ -378,8 +378,8 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     stable(&mut observer);
     let (image, begin) = (observer.clone(), observer.journal().end());
     let stalled = [7; 100];
-    assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 24, whole: false }), "three quarters of the outbox");
-    assert_eq!(observer.send(1, 4, &stalled[24..], 24, true), Ok(Send::Wait(Wait::Outbox)));
+    assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
+    assert_eq!(observer.send(1, 4, &stalled[16..], 16, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(observer.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
     assert!(matches!(observer.receive(0, 5, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
     assert_eq!(observer.handle_received(0, 5, Source::Link, b"answer"), Ok(Some(6)));
@@ -387,7 +387,7 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     let mut next = image;
     next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
-    let sent = 24 + 4;
+    let sent = 16 + 4;
     assert_eq!(next.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: sent, whole: false }), "as much as was sent then");
     assert_eq!(next.send(1, 4, &stalled[sent..], sent, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(next.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));

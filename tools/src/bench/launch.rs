@@ -19,8 +19,8 @@ use super::{Comparison, PlotArgs, size};
 use crate::client::Cluster;
 use crate::progress::{Progress, Unit};
 
-/// Message sizes in bytes, and how many exchanges of each in one run.
-const EXCHANGES: [(u64, u32); 2] = [(8, 20_000), (4 << 20, 150)];
+/// Message sizes in bytes, and how many exchanges of each in one run: some seconds of large ones, for the network's congestion control needs a while to find its rate.
+const EXCHANGES: [(u64, u32); 2] = [(8, 20_000), (4 << 20, 2_000)];
 /// What the ping-pong program calls half its median round trip, in microseconds.
 const HALF_ROUND_TRIP: &str = "half_round_trip_us";
 /// Launches that are timed.

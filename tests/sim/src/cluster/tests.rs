@@ -85,7 +85,7 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
         plan.faults = (9..19).flat_map(&mut both).collect();
     };
     // Seeds whose crashes hit what is broken; nothing is wrong with them else.
-    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 25..55);
+    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 168..198);
     assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
     assert!(violations(seeds, early, often).next().is_some());
 }
@@ -143,7 +143,7 @@ fn a_suspended_job_without_what_only_other_logs_have_is_noticed() {
         plan.suspensions = 2;
     };
     // Some seeds come to do again what they did in another way (G5) before the judge sees what is not in the journals.
-    let mut noticed = violations(60..120, Breaks { alone: true, ..Breaks::default() }, suspended);
+    let mut noticed = violations(1..60, Breaks { alone: true, ..Breaks::default() }, suspended);
     assert!(noticed.any(|rule| rule == "G1"));
 }
 
@@ -155,7 +155,8 @@ fn a_rank_that_is_stopped_keeps_no_other_from_coming_back_for_ever() {
         let mut plan = Plan::new(seed);
         calm(&mut plan);
         (plan.causal, plan.suspensions, plan.quota) = (true, 0, 300);
-        plan.faults = vec![(at(200), Fault::Stop(1)), (at(300), Fault::Crash(0))];
+        // Before any rank has ended.
+        plan.faults = vec![(at(100), Fault::Stop(1)), (at(150), Fault::Crash(0))];
         let mut world = World::new(plan, Breaks::default(), false);
         world.run();
         world.counts.job_restarts
