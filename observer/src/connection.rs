@@ -411,7 +411,7 @@ impl Connection {
     fn greeting(&mut self, (process, incarnation): Me, attempt: u32, settled: bool, payload: &PayloadLog) -> Greeting {
         self.unsettled = !settled;
         // Where the sender keeps what was received, the image counts that covers the closing.
-        let stays = payload.line().is_some() && self.is_within(process.job);
+        let stays = self.stays_with_senders(payload, process.job);
         let is_needed = if stays { !self.forgettable.0 } else { payload.first_of(self.stream_in()).is_some() };
         let wants_nothing = self.closed && !is_needed;
         let Connection { id: connection, outgoing, incoming, .. } = self;
@@ -454,6 +454,11 @@ impl Connection {
     fn handle_new_link(&mut self) {
         (self.outgoing.framer, self.outgoing.passed, self.incoming.deframer) = Default::default();
         (self.incoming.told, self.incoming.news_at) = (0, 0);
+    }
+
+    /// Whether what is received on it is kept by its sender until images cover it, and goes to no log. `job`: that of this process.
+    pub(crate) fn stays_with_senders(&self, payload: &PayloadLog, job: JobId) -> bool {
+        payload.line().is_some() && self.is_within(job)
     }
 
     /// Whether the peer is a process of this job. Only these say to each other what bytes depend on.

@@ -92,7 +92,7 @@ impl Observer {
 
     /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its senders, each image covers it from which that could begin.
     pub fn is_received_held(&self) -> bool {
-        let stays = |connection: &Connection| self.payload.line().is_some() && connection.is_within(self.me.job);
+        let stays = |connection: &Connection| connection.stays_with_senders(&self.payload, self.me.job);
         let is_covered = self.table.iter().all(|(_, of)| !stays(of) || of.is_covered());
         let span = self.payload.span();
         is_covered && span.start == span.end

@@ -66,7 +66,7 @@ impl Observer {
             let (stream, incoming) = (connection.stream_in(), &connection.incoming);
             let received = incoming.finish.map_or(incoming.wanted(), |finish| finish.min(incoming.wanted()));
             let offset = self.payload.first_of(stream).unwrap_or(received);
-            let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
+            let stays = connection.stays_with_senders(&self.payload, self.me.job);
             if offset > 0 && !connection.closed && !stays {
                 return Some(Piece { position, stream, offset, is_end: false, head: &[], tail: &[] });
             }

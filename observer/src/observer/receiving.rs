@@ -64,7 +64,7 @@ impl Observer {
     /// nothing is consumed: the peer may not have ended yet.
     fn end_received(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
-        let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
+        let stays = connection.stays_with_senders(&self.payload, self.me.job);
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.consumed;
         if incoming.held <= offset && !stays {
@@ -154,7 +154,7 @@ impl Observer {
         // What the outcome depends on is kept before it is recorded.
         self.keep_causes(self.table.slot_of(fd)?)?;
         let connection = self.table.on(fd)?;
-        let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
+        let stays = connection.stays_with_senders(&self.payload, self.me.job);
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.taken;
         let total = offset + u64::from(len) - incoming.consumed;

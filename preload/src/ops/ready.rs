@@ -738,14 +738,12 @@ fn relieve(layer: &mut Layer) {
     let epolls = EPOLLS.lock();
     full.connections.retain(|fd| {
         let slot = layer.observer.table().slot_of(layer.primary(*fd) as u32);
-        let starved = slot.is_ok_and(|slot| !layer.observer.has_room(slot));
-        if let (true, Ok(slot)) = (starved, slot) {
-            layer.tell_pressed(slot);
+        let starved = slot.ok().filter(|slot| !layer.observer.has_room(*slot));
+        match starved {
+            Some(slot) => layer.tell_pressed(slot),
+            None => report_restart(&epolls, *fd),
         }
-        if !starved {
-            report_restart(&epolls, *fd);
-        }
-        starved
+        starved.is_some()
     });
     STARVED.store(!full.connections.is_empty(), Ordering::Relaxed);
 }

@@ -53,31 +53,27 @@ struct Work {
     options: &'static [&'static str],
     /// The most that protection may cost.
     target: f64,
-    /// So long that it goes on for some checkpoints, and that memory for what is kept is used for the second time. Where payload is shipped it is a tenth as long: there no message is
-    /// kept for long, and each takes several times as much.
-    is_long: bool,
-    /// Whether the target is a share of the bandwidth, for people.
+    /// Whether the target is a share of the bandwidth. Then it goes on for some checkpoints, and memory for what is kept is used for the second time; where payload is shipped it is a
+    /// tenth as long: there no message is kept for long, and each takes several times as much.
     is_bandwidth: bool,
 }
 
 const fn message(name: &'static str, options: &'static [&'static str], target: f64) -> Work {
     let is_bandwidth = target == SHARE;
-    Work { name, group: Group::Messages, ranks: 2, program: "pingpong", options, target, is_long: is_bandwidth, is_bandwidth }
+    Work { name, group: Group::Messages, ranks: 2, program: "pingpong", options, target, is_bandwidth }
 }
 
 const fn window(name: &'static str, group: Group, options: &'static [&'static str], target: f64) -> Work {
     let is_bandwidth = target == WINDOW_SHARE;
-    Work { name, group, ranks: 2, program: "traffic", options, target, is_long: is_bandwidth, is_bandwidth }
+    Work { name, group, ranks: 2, program: "traffic", options, target, is_bandwidth }
 }
 
 const fn collective(name: &'static str, options: &'static [&'static str]) -> Work {
-    let (is_long, is_bandwidth) = (false, false);
-    Work { name, group: Group::Collectives, ranks: 4, program: "traffic", options, target: PROGRAMS, is_long, is_bandwidth }
+    Work { name, group: Group::Collectives, ranks: 4, program: "traffic", options, target: PROGRAMS, is_bandwidth: false }
 }
 
 const fn application(name: &'static str, program: &'static str, options: &'static [&'static str]) -> Work {
-    let (is_long, is_bandwidth) = (false, false);
-    Work { name, group: Group::Applications, ranks: 4, program, options, target: PROGRAMS, is_long, is_bandwidth }
+    Work { name, group: Group::Applications, ranks: 4, program, options, target: PROGRAMS, is_bandwidth: false }
 }
 
 /// Times of short messages, and of those of some pages, as parts of the native ones.
@@ -155,15 +151,18 @@ impl NetArgs {
     }
 
     fn options(&self, work: &Work, ships_payload: bool) -> Vec<String> {
-        let is_shorter = work.is_long && ships_payload;
         let number = |option: &str| match option {
-            count if is_shorter && count.len() > 2 && count.ends_with("00") => count[..count.len() - 1].to_owned(),
             ITERATIONS => self.iterations.to_string(),
             STEPS => (self.iterations / 3).max(1).to_string(),
             SORTS => (self.iterations / 80).max(1).to_string(),
             other => other.to_owned(),
         };
-        std::iter::once("--json").chain(work.options.iter().copied()).map(number).collect()
+        let mut options: Vec<_> = std::iter::once("--json").chain(work.options.iter().copied()).map(number).collect();
+        if work.is_bandwidth && ships_payload {
+            // A tenth of the count, which comes last.
+            options.last_mut().map(String::pop);
+        }
+        options
     }
 }
 

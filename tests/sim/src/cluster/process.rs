@@ -74,7 +74,6 @@ pub struct Lib {
     /// The connection of the image under way, and what is to be said there.
     pub image: Option<Shipping>,
     pub due: bool,
-    /// When the node may be told again that the outbox fills.
     pub pressure: Pressure,
     pub initialized: bool,
     /// Its peers can call it.
