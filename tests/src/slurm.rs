@@ -89,7 +89,7 @@ impl Slurm {
         process::eventually(SOON, "all nodes to be idle", || idle() == self.count);
     }
 
-    /// Nodes that were killed come back, as after a repair that has lost their disks.
+    /// Nodes that were killed come back, as after a repair that has lost their disks. It ends when all nodes are idle.
     ///
     /// # Panics
     /// If Slurm does not take them.
@@ -100,9 +100,11 @@ impl Slurm {
             }
             _ = fs::remove_dir_all(self.folder.join(format!("spool.{name}")));
             self.start_node(cluster, &name);
+            // Refused where the node has registered, and is idle by that.
             let node = format!("nodename={name}");
-            self.command(cluster, "scontrol", &["update", &node, "state=resume"]).run().expect(0);
+            self.command(cluster, "scontrol", &["update", &node, "state=resume"]).run();
         }
+        self.wait_idle(cluster);
     }
 
     /// A command of Slurm.

@@ -171,7 +171,6 @@ fn command(library: &Library) -> Vec<String> {
 /// A run with a death in it. What died, and how long after the program the allocation has ended.
 fn one(place: &mut Place, cluster: &Cluster, cell: &Cell, due: &[String], random: &mut Random) -> (String, Duration) {
     place.slurm.revive(&place.cluster);
-    place.slurm.wait_idle(&place.cluster);
     let mut run = Run::submit(&mut place.slurm, cluster, cell.library);
     let said = catch_unwind(AssertUnwindSafe(|| {
         let (job, victim) = run.strike(cell.dies, random);
