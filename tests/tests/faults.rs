@@ -214,7 +214,7 @@ fn a_damaged_image_is_never_gone_on_from() {
 #[test]
 fn a_damaged_log_is_never_gone_on_from() {
     let mut random = Random::from_environment();
-    let case = Case::start(nodes(&[], &["--log-memory=1"]), ASKED, JACOBI);
+    let case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} --payload log"), JACOBI);
     let rank = random.below(RANKS);
     // What the first image covers is not read again: of the log of a rank it is the least.
     let length = |path: &PathBuf| fs::metadata(path).map_or(0, |file| file.len());
@@ -369,7 +369,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
 #[test]
 fn bounds_of_memory_and_of_logs_are_kept() {
     let mut random = Random::from_environment();
-    for (flags, name) in [("", EventName::Checkpoint), ("--log-limit 1M --outbox 1M", EventName::Limit)] {
+    for (flags, name) in [("--payload log", EventName::Checkpoint), ("--log-limit 1M --outbox 1M", EventName::Limit)] {
         let case = Case::start(nodes(&[], &["--log-memory=1"]), &format!("{ASKED} {flags}"), LONG_JACOBI);
         let rank = random.below(RANKS);
         if name == EventName::Limit {

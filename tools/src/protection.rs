@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use radic_wire::job::{OnLoss, RestartOn};
+use radic_wire::limits;
 use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use serde::Serialize;
 
@@ -27,8 +28,8 @@ pub(crate) struct ProtectionArgs {
     /// Nodes that hold a copy of each log and checkpoint: with 2 the job survives the death of a node and its protector together
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Memory of each rank for what it has sent and its receiver may need again: 128M, 1G [default: 64M; with --payload sender an eighth of its node's memory,
-    /// which the job's ranks there share, from 64M to 2G for each]
+    /// Memory of each rank for what it has sent and its receiver may need again: 128M, 1G [default: an eighth of its node's memory, which the job's ranks there
+    /// share, from 64M to 2G for each; with payload in the log 64M]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     outbox: Option<u64>,
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
@@ -38,7 +39,7 @@ pub(crate) struct ProtectionArgs {
     #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
     log: LogFlag,
     /// Where what a rank has received from others of the job is kept until its checkpoint covers it
-    #[arg(long, value_enum, default_value_t = PayloadFlag::Log, value_name = "WHERE")]
+    #[arg(long, value_enum, default_value_t = PayloadFlag::Auto, value_name = "WHERE")]
     payload: PayloadFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
@@ -87,6 +88,8 @@ enum LogFlag {
 
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum PayloadFlag {
+    /// With its senders; in its log with --log waiting, --replicas 2, --keep-logs, or an --outbox under 64M
+    Auto,
     /// In its log: it ships all of it to its protector
     Log,
     /// With the ranks that have sent it, in --outbox: nothing is shipped, and the checkpoints of all ranks are made together. With --log causal and one replica
@@ -112,6 +115,18 @@ enum OnLossFlag {
 }
 
 impl ProtectionArgs {
+    /// Where payload is kept. Replay needs logs that have all that was received, and a second replica images that count by themselves. A small outbox would be full
+    /// so soon that recovery lines follow each other.
+    fn payload_mode(&self) -> PayloadMode {
+        let is_possible = self.log == LogFlag::Causal && self.replicas == 1 && !self.keep_logs;
+        let is_large = self.outbox.is_none_or(|outbox| outbox >= limits::OUTBOX);
+        match self.payload {
+            PayloadFlag::Sender => PayloadMode::Sender,
+            PayloadFlag::Auto if is_possible && is_large => PayloadMode::Sender,
+            PayloadFlag::Auto | PayloadFlag::Log => PayloadMode::Log,
+        }
+    }
+
     /// How a job is protected, given what is in the way of that. Its ranges are checked with the job's description.
     pub(crate) fn decide(&self, find_obstacles: impl FnOnce() -> Obstacles) -> Decision {
         let asked = match self.protect {
@@ -131,7 +146,7 @@ impl ProtectionArgs {
             record_time: self.record_time == RecordTimeFlag::On,
             record_tsc: self.record_tsc,
             log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
-            payload: if self.payload == PayloadFlag::Sender { PayloadMode::Sender } else { PayloadMode::Log },
+            payload: self.payload_mode(),
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,
@@ -179,7 +194,7 @@ impl Decision {
 /// For `radic run --explain`.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Protection { protect, interval, replicas, .. } = &self.protection;
+        let Protection { protect, interval, replicas, payload, .. } = &self.protection;
         let how = match protect {
             Protect::On => {
                 let interval = match interval {
@@ -187,7 +202,11 @@ impl fmt::Display for Decision {
                     Interval::Every(ms) => format!("every {} s", *ms as f64 / 1e3),
                     Interval::Never => "on request only".to_owned(),
                 };
-                format!("on: what each rank receives is logged at {replicas} other node(s); checkpoints {interval}")
+                let payload = match payload {
+                    PayloadMode::Sender => "what each rank receives is kept by the ranks that have sent it, and its order is logged at another node".to_owned(),
+                    PayloadMode::Log => format!("what each rank receives is logged at {replicas} other node(s)"),
+                };
+                format!("on: {payload}; checkpoints {interval}")
             }
             Protect::Off => "off: RADIC's library is loaded, and lets every call pass".to_owned(),
             Protect::None => "none".to_owned(),
@@ -301,6 +320,25 @@ mod tests {
         assert_eq!(decide(&[], &[], Some("a shell")), (Protect::On, Some("a shell".to_owned())));
         assert_eq!(decide(&["--protect", "none"], &["it is static"], None), (Protect::None, None));
         assert_eq!(decide(&["--protect", "off"], &[], Some("a shell")), (Protect::Off, None));
+    }
+
+    #[test]
+    fn payload_stays_with_its_senders_where_it_can() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            protection: ProtectionArgs,
+        }
+        let payload = |flags: &str| {
+            let command = <Command as clap::Parser>::parse_from(["radic"].into_iter().chain(flags.split_whitespace()));
+            command.protection.decide(Obstacles::default).protection.payload
+        };
+        for flags in ["", "--outbox 64M", "--payload sender --outbox 1M", "--log causal"] {
+            assert_eq!(payload(flags), PayloadMode::Sender, "{flags}");
+        }
+        for flags in ["--payload log", "--log waiting", "--replicas 2", "--keep-logs", "--outbox 63M"] {
+            assert_eq!(payload(flags), PayloadMode::Log, "{flags}");
+        }
     }
 
     #[test]

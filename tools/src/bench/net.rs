@@ -120,7 +120,7 @@ pub(crate) struct NetArgs {
     /// Only these [default: all]
     #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., value_name = "GROUP")]
     only: Vec<Group>,
-    /// Rounds of native, off, waiting, protected (payload with its sender, and in the log) and native runs of everything but applications
+    /// Rounds of native, off, waiting, protected (payload in the log, and by default) and native runs of everything but applications
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Rounds of applications; 0: none
@@ -184,8 +184,8 @@ struct Measured {
     waiting: Comparison,
     /// As `radic run` protects it by default.
     protected: Comparison,
-    /// With `--payload sender`, for comparison: it has no target yet.
-    kept: Comparison,
+    /// With `--payload log`, for comparison: it has no target.
+    shipped: Comparison,
     target: f64,
     /// Protected bandwidth as a part of the native one, where that is what the target is about.
     bandwidth: Option<f64>,
@@ -244,7 +244,7 @@ fn panels(report: &Report) -> [Panel; 1] {
         let (target, off_target) = (of.judged.then_some(of.target), of.judged.then_some(of.off_target));
         [
             row(format!("{}, protected", of.name), &of.protected, target),
-            row(format!("{}, payload sender", of.name), &of.kept, None),
+            row(format!("{}, payload log", of.name), &of.shipped, None),
             row(format!("{}, log waiting", of.name), &of.waiting, None),
             row(format!("{}, protect off", of.name), &of.off, off_target),
             row(format!("{}, native again", of.name), &of.again, None),
@@ -264,7 +264,7 @@ fn in_words(report: &Report) -> String {
             None => judged(format!("<= {:.2}", of.target)),
         };
         text += &row(&format!("{}, {}", of.name, of.unit), &of.protected, &target);
-        text += &row("   payload sender", &of.kept, "");
+        text += &row("   payload log", &of.shipped, "");
         text += &row("   log waiting", &of.waiting, "");
         text += &row("   protect off", &of.off, &judged(format!("<= {:.2}", of.off_target)));
         text += &row("   native again", &of.again, "");
@@ -317,16 +317,16 @@ impl Bench<'_> {
         };
         let interval = self.args.ckpt_interval.to_string();
         let with = |more: &[&'static str]| [&ON[..], &["--ckpt-interval", &interval], more].concat();
-        let (default, sender, log_waiting) = (with(&[]), with(&["--payload", "sender"]), with(&["--log", "waiting"]));
-        let [mut off, mut waiting, mut protected, mut kept, mut again] = [const { Vec::new() }; 5];
+        let (default, log, log_waiting) = (with(&[]), with(&["--payload", "log"]), with(&["--log", "waiting"]));
+        let [mut off, mut waiting, mut protected, mut shipped, mut again] = [const { Vec::new() }; 5];
         let (mut checkpoints, mut longest) = (0, 0);
         for round in 1..=rounds {
             self.runs.progress.say(&format!("{}, round {round} of {rounds}", work.name));
             let native = self.native(work.ranks, program, &options, name)?;
             off.push((native, self.radic(work.ranks, &OFF, program, &options, name)?));
             waiting.push((native, self.radic(work.ranks, &log_waiting, program, &shorter, name)?));
-            kept.push((native, self.radic(work.ranks, &sender, program, &options, name)?));
-            protected.push((native, self.radic(work.ranks, &default, program, &shorter, name)?));
+            shipped.push((native, self.radic(work.ranks, &log, program, &shorter, name)?));
+            protected.push((native, self.radic(work.ranks, &default, program, &options, name)?));
             for counters in self.newest_job(work.ranks)? {
                 ensure!(
                     work.group != Group::Applications || counters.committed > 0,
@@ -338,7 +338,7 @@ impl Bench<'_> {
             again.push((native, self.native(work.ranks, program, &options, name)?));
             self.runs.progress.advance(1);
         }
-        let [off, waiting, protected, kept, again] = [off, waiting, protected, kept, again].map(|pairs| Comparison::of(&pairs));
+        let [off, waiting, protected, shipped, again] = [off, waiting, protected, shipped, again].map(|pairs| Comparison::of(&pairs));
         Ok(Measured {
             name: work.name,
             group: work.group,
@@ -351,7 +351,7 @@ impl Bench<'_> {
             waiting,
             bandwidth: work.is_bandwidth.then_some(1.0 / protected.pair_ratio),
             protected,
-            kept,
+            shipped,
             target: work.target,
             checkpoints,
             longest_pause_ms: longest as f64 / 1e6,
@@ -394,7 +394,7 @@ mod tests {
     fn measured(name: &'static str, group: Group, again: f64) -> Measured {
         let of = |native, radic| Comparison::of(&[(native, radic)]);
         let (again, is_bandwidth) = (of(10.0, 10.0 * again), group == Group::Windows);
-        let (off, waiting, protected, kept, target) =
+        let (off, waiting, protected, shipped, target) =
             (of(10.0, 10.1), of(10.0, 40.0), of(10.0, 30.0), of(10.0, 20.0), if is_bandwidth { WINDOW_SHARE } else { SHORT });
         Measured {
             name,
@@ -407,7 +407,7 @@ mod tests {
             off_target: OFF_TARGET,
             waiting,
             protected,
-            kept,
+            shipped,
             target,
             bandwidth: is_bandwidth.then_some(1.0 / 3.0),
             checkpoints: 9,
