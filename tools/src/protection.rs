@@ -203,7 +203,10 @@ impl fmt::Display for Decision {
                     Interval::Never => "on request only".to_owned(),
                 };
                 let payload = match payload {
-                    PayloadMode::Sender => "what each rank receives is kept by the ranks that have sent it, and its order is logged at another node".to_owned(),
+                    PayloadMode::Sender => {
+                        "what each rank receives is kept by the ranks that have sent it, and its order is logged at another node"
+                            .to_owned()
+                    }
                     PayloadMode::Log => format!("what each rank receives is logged at {replicas} other node(s)"),
                 };
                 format!("on: {payload}; checkpoints {interval}")

@@ -17,7 +17,7 @@ use radic_sim::seeds::{self, Range};
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Seeds to run, both ends included; from 10000000 on jobs are suspended and resumed, too
+    /// Seeds to run, both ends included; from 10000000 on jobs are suspended and resumed, too; from 20000000 on most run as they do by default
     #[arg(long, default_value = "1..1000", value_name = "FROM..TO")]
     seeds: Range,
     /// One seed only, in this process.

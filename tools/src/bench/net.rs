@@ -338,7 +338,8 @@ impl Bench<'_> {
             again.push((native, self.native(work.ranks, program, &options, name)?));
             self.runs.progress.advance(1);
         }
-        let [off, waiting, protected, shipped, again] = [off, waiting, protected, shipped, again].map(|pairs| Comparison::of(&pairs));
+        let [off, waiting, protected, shipped, again] =
+            [off, waiting, protected, shipped, again].map(|pairs| Comparison::of(&pairs));
         Ok(Measured {
             name: work.name,
             group: work.group,

@@ -117,6 +117,9 @@ const EVENTS: [EventName; 12] = [
 /// From this seed on jobs are suspended and resumed, too.
 const SUSPENDED: u64 = 10_000_000;
 
+/// From this seed on most jobs run as they do unless their user says otherwise.
+const BY_DEFAULT: u64 = 20_000_000;
+
 /// Not with two threads: that a send was taken is recorded before output without its thread, which is known and not mended (docs/regressions.md).
 fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
@@ -128,6 +131,12 @@ fn stays(seed: u64) -> bool {
 }
 
 impl Plan {
+    /// Three of four of the last seeds: no send waits, there is one replica, and what is received stays with its senders.
+    fn often_by_default(self) -> Plan {
+        let is_default = self.seed >= BY_DEFAULT && !Dice::new(self.seed ^ 0xdefa17).one_in(4);
+        if is_default { Plan { causal: true, stays: true, replicas: 1, ..self } } else { self }
+    }
+
     /// The plan of a seed.
     pub fn new(seed: u64) -> Plan {
         let mut dice = Dice::new(seed ^ 0x5eed);
@@ -161,7 +170,7 @@ impl Plan {
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
             plan.add_fault(dice);
         }
-        plan
+        plan.often_by_default()
     }
 
     /// A small cluster on which very much goes wrong: two to four ranks that crash, and connections that break, again and again; now and then a machine is off for a while.
@@ -205,7 +214,7 @@ impl Plan {
                 plan.faults.push((When::At(at + ms(300 + dice.below(1_500))), Fault::Return(victim)));
             }
         }
-        plan
+        plan.often_by_default()
     }
 
     fn add_fault(&mut self, dice: &mut Dice) {
