@@ -46,6 +46,9 @@ pub enum Counter {
     Waits,
     Awaited,
     Looks,
+    FullWaits,
+    FullNs,
+    LongestFullNs,
 }
 
 /// Maps the page.

@@ -192,6 +192,8 @@ pub struct Layer {
     pub(crate) pressure: Pressure,
     /// When it may ask next what is stable, because its outbox fills.
     pub(crate) ask_at: u64,
+    /// The connection whose bytes the outbox has no room for, and since when.
+    pub(crate) full: Option<(Slot, u64)>,
     /// Threads that sleep in the kernel, in a call that waits.
     pub(crate) sleepers: u32,
     idle: u32,

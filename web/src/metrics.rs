@@ -64,12 +64,14 @@ fn role(role: Role) -> &'static str {
 /// A figure of a process that only grows: name, explanation, unit, value.
 type Counted = (&'static str, &'static str, Option<Unit>, fn(&Counters) -> f64);
 
-const COUNTED: [Counted; 9] = [
+const COUNTED: [Counted; 11] = [
     ("rank_received", "Bytes received on protected connections", Some(Unit::Bytes), |c| c.bytes_in as f64),
     ("rank_sent", "Bytes sent on protected connections", Some(Unit::Bytes), |c| c.bytes_out as f64),
     ("rank_outcomes", "Outcomes recorded in the log", None, |c| c.events as f64),
     ("rank_gate_waits", "Times that a send has waited for the log", None, |c| c.gate_waits as f64),
     ("rank_gate", "Time that sends have waited for the log", Some(Unit::Seconds), |c| c.gate_ns as f64 / 1e9),
+    ("rank_outbox_full_waits", "Times that the outbox had no room for what was sent", None, |c| c.full_waits as f64),
+    ("rank_outbox_full", "Time until it had", Some(Unit::Seconds), |c| c.full_ns as f64 / 1e9),
     ("rank_log_written", "Bytes of log written, determinants and payload", Some(Unit::Bytes), |c| (c.journal + c.payload) as f64),
     ("rank_checkpoints", "Checkpoints made", None, |c| c.checkpoints as f64),
     ("rank_checkpoints_committed", "Checkpoints committed", None, |c| c.committed as f64),

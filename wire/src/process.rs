@@ -194,6 +194,12 @@ declare_counters! {
     awaited,
     /// While it catches up: how often a call that waits has looked whether its outcome is the next one.
     looks,
+    /// Times that the outbox had no room for what was sent.
+    full_waits,
+    /// Time until it had, in nanoseconds.
+    full_ns,
+    /// The longest of them.
+    longest_full_ns,
 }
 
 /// Where a process's counters lie in its own memory, for its node's protector to read: a magic number, then [`Counters`] as 64-bit words in the

@@ -154,6 +154,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         ahead: Vec::with_capacity(64),
         pressure: Pressure::default(),
         ask_at: 0,
+        full: None,
         sleepers: 0,
         idle: 0,
     };

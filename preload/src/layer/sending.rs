@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::ending::{fail, sure};
 use super::held::enter;
 use super::{Layer, Lingering, UNSENT};
+use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::links::reset;
 use crate::sys;
@@ -27,6 +28,7 @@ impl Layer {
     pub fn close_forgotten(&mut self) {
         let table = self.observer.table();
         self.unsent.retain(|slot| table.get(*slot).is_some());
+        _ = self.full.take_if(|(slot, _)| table.get(*slot).is_none());
         let forgotten = |lingering: &mut Lingering| table.get(lingering.slot).is_none();
         self.lingering.extract_if(.., forgotten).for_each(|lingering| sys::close_own(lingering.fd));
     }
@@ -35,6 +37,7 @@ impl Layer {
     pub(crate) fn forget_sockets(&mut self) {
         self.lingering.drain(..).for_each(|lingering| sys::close_own(lingering.fd));
         self.unsent.clear();
+        self.full = None;
         self.idle = 0;
         UNSENT.store(false, Ordering::Relaxed);
     }
@@ -97,6 +100,22 @@ impl Layer {
             self.transmit(slot);
             self.end_lingering(slot);
         }
+    }
+
+    /// The outbox has no room for what the program sends on this connection.
+    pub fn note_full(&mut self, slot: Slot) {
+        if self.full.is_none() && !self.is_replayed() {
+            self.full = Some((slot, sys::now()));
+            counters::add(Counter::FullWaits, 1);
+        }
+    }
+
+    /// It has taken bytes of this connection.
+    pub fn note_room(&mut self, slot: Slot) {
+        let Some((_, since)) = self.full.take_if(|(full, _)| *full == slot) else { return };
+        let waited = sys::now() - since;
+        counters::add(Counter::FullNs, waited);
+        counters::set(Counter::LongestFullNs, counters::get(Counter::LongestFullNs).max(waited));
     }
 
     /// Whether bytes wait for the socket of `slot`.

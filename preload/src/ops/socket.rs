@@ -300,7 +300,7 @@ impl Sending {
             for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
                 (layer, whole) = self.offer(layer, buffer)?;
                 if !whole {
-                    super::ready::refused(self.fd);
+                    self.refused(&mut layer);
                     break;
                 }
             }
@@ -361,6 +361,12 @@ impl Sending {
         Ok(layer)
     }
 
+    /// The outbox has not taken all that the program sends, which does not wait.
+    fn refused(&self, layer: &mut Layer) {
+        layer.note_full(self.slot);
+        super::ready::refused(self.fd);
+    }
+
     /// Whether this call still waits for room.
     fn still_waits(&self) -> bool {
         self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
@@ -374,6 +380,7 @@ impl Sending {
                 Send::Taken { len, whole } => {
                     offered += len;
                     self.done += len;
+                    layer.note_room(self.slot);
                     if whole && offered < buffer.len() {
                         return Ok((layer, false));
                     }
@@ -381,7 +388,7 @@ impl Sending {
                 Send::Failed(errno) => {
                     layer.note_sent(self.slot);
                     match errno as i32 {
-                        libc::EAGAIN => super::ready::refused(self.fd),
+                        libc::EAGAIN => self.refused(&mut layer),
                         libc::EINTR => {}
                         _ => layer.ship(),
                     }
@@ -390,6 +397,7 @@ impl Sending {
                 Send::Wait(Wait::Stable(_)) => layer.pass_gate(),
                 Send::Wait(Wait::Outbox) => {
                     layer.transmit(self.slot);
+                    layer.note_full(self.slot);
                     layer = wait_for_room(layer, self.slot)?;
                 }
                 Send::Wait(other) => layer = take_turns(layer, other)?,
@@ -407,6 +415,7 @@ impl Sending {
         let place = sure(layer.observer.send_whole(self.thread, self.fd as u32, total, self.waits));
         let Some(mut place) = place else { return false };
         self.done = total;
+        layer.note_room(self.slot);
         let begin = place.at();
         let (mut until, mut written) = (begin, Ok(()));
         sys::copy_past_caches(|copy| {

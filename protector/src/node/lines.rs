@@ -437,9 +437,11 @@ impl Node {
     }
 
     /// The outbox of a process here fills.
-    pub(super) fn handle_pressed(&mut self, process: ProcessId) {
+    pub(super) fn handle_pressed(&mut self, now: Duration, process: ProcessId) {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let (home, epoch) = (host.placement().home().clone(), host.epoch());
+        let text = format!("the outbox of rank {} fills: an image of each rank was asked for", process.rank);
+        self.handle_store_event(now, EventName::Limit, Some(process), text);
         self.send(&home, PeerMessage::ToHome(process.job, ToHome::LineWanted(epoch)));
     }
 

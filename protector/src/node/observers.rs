@@ -275,7 +275,7 @@ impl Node {
             }
             ToNode::Accepted { ask, from } => self.tell_caller(now, observer, process, ask, from),
             ToNode::Greeted(from) => self.registry.greeted(process, from),
-            ToNode::Pressed => self.handle_pressed(process),
+            ToNode::Pressed => self.handle_pressed(now, process),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
                 let epoch = self.running_epoch(process.job);

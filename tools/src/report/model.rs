@@ -140,6 +140,9 @@ pub(super) struct Overhead {
     pub(super) rank_seconds: f64,
     pub(super) gate_waits: u64,
     pub(super) gate_s: f64,
+    /// Times that an outbox had no room, and until it had.
+    pub(super) full_waits: u64,
+    pub(super) full_s: f64,
     pub(super) pause_s: f64,
     /// Written to logs: determinants and received bytes.
     pub(super) log_bytes: u64,
@@ -347,6 +350,8 @@ fn overhead(processes: &[ProcessInfo], job: &JobInfo, costs: Vec<RankCost>) -> O
         rank_seconds: costs.iter().map(|cost| cost.seconds).sum(),
         gate_waits: costs.iter().map(|cost| cost.gate_waits).sum(),
         gate_s: costs.iter().map(|cost| cost.gate_s).sum(),
+        full_waits: counters(|counters| counters.full_waits),
+        full_s: counters(|counters| counters.full_ns) as f64 / 1e9,
         pause_s: costs.iter().map(|cost| cost.pause_s).sum(),
         log_bytes: costs.iter().map(|cost| cost.log_bytes).fold(0, u64::saturating_add),
         outcomes: counters(|counters| counters.events),

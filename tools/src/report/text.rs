@@ -215,6 +215,7 @@ pub(super) fn overhead_lines(overhead: &Overhead) -> Vec<String> {
     vec![
         format!("of {} ranks together, in {} of their time:", overhead.known, duration((overhead.rank_seconds * 1e3) as u64)),
         format!("at the gate      {:>10.3} s  {:>8}  {} waits", overhead.gate_s, share(overhead.gate_s), overhead.gate_waits),
+        format!("outbox full      {:>10.3} s  {:>8}  {} waits", overhead.full_s, share(overhead.full_s), overhead.full_waits),
         format!("for checkpoints  {:>10.3} s  {:>8}", overhead.pause_s, share(overhead.pause_s)),
         format!("shipped to logs  {:>10}    {:>8}/s for each rank", bytes(overhead.log_bytes), bytes(rate as u64)),
         format!("calls of hooks   {} outcomes recorded, {} calls that found nothing", overhead.outcomes, overhead.empty),

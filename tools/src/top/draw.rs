@@ -286,6 +286,12 @@ fn counter_lines(counters: &Counters, share: &str) -> impl Iterator<Item = Strin
             bytes(outbox),
             counters.connections
         ),
+        format!(
+            "the outbox had no room {} times, {} in all, the longest {}",
+            counters.full_waits,
+            ms(counters.full_ns),
+            ms(counters.longest_full_ns)
+        ),
         format!("outcomes {events}, and {} of nothing; gate shut {gate_waits} times, {} in all", counters.empty, ms(gate_ns)),
         format!(
             "checkpoints {}, committed {}; pauses {} in all, the longest {}",
