@@ -37,6 +37,8 @@ pub struct Checks {
     voices: BTreeMap<ProcessId, Incarnation>,
     /// How far each incarnation's journal was acknowledged.
     acked: BTreeMap<(ProcessId, Incarnation), u64>,
+    /// The newest incarnation of a process when its job was suspended: it has ended.
+    suspended: BTreeMap<ProcessId, Incarnation>,
     /// Where the log of each incarnation ended that was brought back.
     begun: BTreeMap<(ProcessId, Incarnation), u64>,
     /// Where in the journal each image stands.
@@ -128,6 +130,9 @@ impl Checks {
         if incarnation.epoch != self.epoch {
             return; // Of an earlier epoch, perhaps on a side that has not heard of this one: another journal.
         }
+        if self.suspended.get(&process).is_some_and(|ended| incarnation <= *ended) {
+            return; // What was under way when its job was suspended reaches a log after that.
+        }
         let newer = self.begun.range((process, incarnation.next())..).take_while(|((of, _), _)| *of == process);
         for ((_, later), end) in newer {
             assert!(
@@ -141,6 +146,9 @@ impl Checks {
 
     /// The job is suspended: what the log of a process was told since it was written down counts for nothing, and the process has not heard that it is held.
     pub fn handle_suspended(&mut self, process: ProcessId, end: u64) {
+        if let Some(voice) = self.voices.get(&process) {
+            self.suspended.insert(process, *voice);
+        }
         let of_process = |key: &(ProcessId, Incarnation)| key.0 == process;
         let acked = self.acked.iter_mut().chain(&mut self.begun).filter(|(key, _)| of_process(key));
         acked.for_each(|(_, position)| *position = end.min(*position));
