@@ -6,6 +6,7 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_observer::connection::Phase;
 use radic_observer::session::{Action, Session};
 use radic_observer::{Context, Failure};
 use radic_wire::determinant::StreamId;
@@ -19,6 +20,7 @@ use crate::channel::{Channel, Identity};
 use crate::children;
 use crate::counters::{self, Counter};
 use crate::layer::{Layer, fail, sure, want_checkpoint};
+use crate::ops::yielding;
 use crate::sys;
 
 /// Time between two looks at what the node has said, in milliseconds.
@@ -209,6 +211,7 @@ impl Layer {
             let awaited = self.observer.awaited().map_or(0, |(thread, call)| u64::from(thread) << 8 | (call as u64 + 1));
             counters::set(Counter::Awaited, awaited);
         }
+        yielding::set_catching_up(self.observer.phase() == Phase::Replaying);
         self.drive_session(|session, cx| {
             session.look_at_log(cx);
             Ok(())

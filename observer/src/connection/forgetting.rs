@@ -35,7 +35,7 @@ impl Table {
     }
 
     fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
-        let has_room = self.gone.len().max(self.forgotten.len()) < self.slots.len();
+        let has_room = self.gone.len().max(self.forgotten.len()) < self.most;
         let Some(connection) = self.get_mut(slot) else { return };
         // A peer that was told too little while this process was replaying is told again, on a new link, before the connection is forgotten.
         let to_renew = connection.unsettled || connection.dropped;
@@ -58,13 +58,13 @@ impl Table {
 
     /// Its opener never asks for this connection again. But it may have done so just before, on a socket that this process has not looked at yet.
     fn bury(&mut self, id: ConnectionId) {
-        push_newest(&mut self.buried, self.slots.len(), id);
+        push_newest(&mut self.buried, self.most, id);
         self.end(id);
     }
 
     /// Committed images of both processes cover that they have closed this connection, and its opener does not dial it any more.
     pub(super) fn end(&mut self, id: ConnectionId) {
-        push_newest(&mut self.over, self.slots.len(), id);
+        push_newest(&mut self.over, self.most, id);
     }
 
     /// A connection of which the node need know nothing any more.

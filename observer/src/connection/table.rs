@@ -28,8 +28,11 @@ pub(super) const NO_SLOT: u32 = u32::MAX;
 /// All connections of a process.
 #[derive(Debug, Clone)]
 pub struct Table {
+    /// As many as there were at once, at most [`Table::most`]: what looks at all of them does not look at memory that was never used.
     pub(super) slots: Vec<Option<Connection>>,
     pub(super) free: Vec<u32>,
+    /// Connections that there may be at once.
+    pub(super) most: usize,
     pub(super) by_fd: Box<[u32]>,
     pub(super) by_id: Index,
     /// Processes that were restarted, and as what; as few as there were deaths.
@@ -59,8 +62,9 @@ impl Table {
     pub fn new(connections: usize, descriptors: usize) -> Self {
         assert!(connections < NO_SLOT as usize, "{connections} connections");
         Table {
-            slots: (0..connections).map(|_| None).collect(),
-            free: (0..connections as u32).rev().collect(),
+            slots: Vec::with_capacity(connections),
+            free: Vec::with_capacity(connections),
+            most: connections,
             by_fd: vec![NO_SLOT; descriptors].into_boxed_slice(),
             // Twice the room: hashbrown then cleans up in place instead of growing.
             by_id: Index::with_capacity_and_hasher(connections * 2, Default::default()),
@@ -95,7 +99,7 @@ impl Table {
 
     /// How many more connections there is room for, and for how many there was. Closed ones take theirs until images of both ends cover that.
     pub fn room(&self) -> (usize, usize) {
-        (self.free.len(), self.slots.len())
+        (self.free.len() + self.most - self.slots.len(), self.most)
     }
 
     /// The connection at this place.
@@ -129,10 +133,17 @@ impl Table {
     }
 
     pub(super) fn insert(&mut self, connection: Connection) -> Result<Slot, Error> {
-        let slot = self.free.pop().ok_or(Error::Full("table of connections"))?;
-        self.by_id.insert((connection.id, connection.opened_here), slot);
-        self.slots[slot as usize] = Some(connection);
-        Ok(slot as usize)
+        let slot = match self.free.pop() {
+            Some(slot) => slot as usize,
+            None if self.slots.len() < self.most => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+            None => return Err(Error::Full("table of connections")),
+        };
+        self.by_id.insert((connection.id, connection.opened_here), slot as u32);
+        self.slots[slot] = Some(connection);
+        Ok(slot)
     }
 
     fn bind(&mut self, slot: Slot, fd: u32) -> Result<(), Error> {

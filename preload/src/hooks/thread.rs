@@ -1,9 +1,10 @@
-//! Threads get names when they are created (`crate::threads`).
+//! Threads get names when they are created (`crate::threads`), and yield less often while the process catches up.
 
 use std::ffi::{c_int, c_void};
 
 use libc::{pthread_attr_t, pthread_t};
 
+use crate::ops::yielding;
 use crate::threads::{self, Routine};
 use crate::{callers, doubts, layer};
 
@@ -18,6 +19,10 @@ hooks! {
         } else {
             next(routine, argument)
         }
+    }
+
+    unsafe fn sched_yield() -> c_int => on_sched_yield {
+        if yielding::is_due() { unsafe { real!(sched_yield)() } } else { 0 }
     }
 }
 

@@ -10,6 +10,7 @@ pub mod kernel;
 pub mod ready;
 pub mod socket;
 pub mod time;
+pub mod yielding;
 
 use std::io::{IoSlice, IoSliceMut};
 
