@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 /// Those of which no wrong call is made, and why.
 const NOT_CALLED: [(&str, &[&str]); 4] = [
-    ("it takes nothing that can be wrong", &["_Fork", "arc4random", "arc4random_uniform", "clock", "fork", "sched_yield", "vfork"]),
+    (
+        "it takes nothing that can be wrong",
+        &["_Fork", "arc4random", "arc4random_uniform", "clock", "fork", "sched_yield", "vfork"],
+    ),
     (
         "a wrong pointer is followed without the kernel: the program dies of it with and without the library",
         &["arc4random_buf", "fileno", "fileno_unlocked", "gettimeofday", "pthread_create", "system", "time", "times"],

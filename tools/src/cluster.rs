@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -51,7 +51,9 @@ const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCA
 
 /// What `radic cluster start` is asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct StartOptions {
+pub(crate) struct StartOptions<'a> {
+    /// Where the nodes run, one in each; none: all on the loopback network.
+    pub(crate) namespaces: &'a [Namespace],
     pub(crate) nodes: u32,
     pub(crate) spares: u32,
     pub(crate) witness: bool,
@@ -62,7 +64,7 @@ pub(crate) struct StartOptions {
     pub(crate) http: Option<Option<SocketAddr>>,
 }
 
-impl StartOptions {
+impl StartOptions<'_> {
     /// Where each node serves its page, on this port unless another one is said.
     pub(crate) fn http_on(&self, port: u16) -> Result<Option<SocketAddr>> {
         let address = self.http.map(|said| said.unwrap_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
@@ -75,6 +77,13 @@ impl StartOptions {
         }
         Ok(address)
     }
+}
+
+/// A network namespace of this machine, and the address that a node has there.
+#[derive(Debug, Clone)]
+pub(crate) struct Namespace {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
 }
 
 /// A node that was started.
@@ -109,14 +118,14 @@ pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) 
 }
 
 /// Starts a cluster. If anything fails, nothing of it is left running.
-pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Launched> {
+pub(crate) fn start(cluster: &Cluster, options: &StartOptions<'_>) -> Result<Launched> {
     // What cannot be is refused before there is a folder for it.
     options.http_on(0)?;
     let started = prepared(cluster, || start_here(cluster, options))?;
     Ok(Launched { started, failed: Vec::new() })
 }
 
-fn start_here(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
+fn start_here(cluster: &Cluster, options: &StartOptions<'_>) -> Result<Vec<StartedNode>> {
     let radicd = find_radicd()?;
     // From here on an interrupt must not leave half a cluster behind.
     let mut signals = Signals::block(None).context("cannot wait for signals")?;
@@ -210,7 +219,7 @@ impl fmt::Display for Stopped {
 fn start_all(
     cluster: &Cluster,
     radicd: &Path,
-    options: &StartOptions,
+    options: &StartOptions<'_>,
     signals: &mut Signals,
     started: &mut Vec<Starting>,
 ) -> Result<()> {
@@ -219,9 +228,11 @@ fn start_all(
     let names = (1..=options.nodes).map(|i| (format!("n{i}"), Role::Node));
     let names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), Role::Spare)));
     let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
-    let spawn = |name: &str, role, join, signals: &mut Signals| {
+    let spawn = |number: usize, (name, role): (&str, Role), join, signals: &mut Signals| {
+        let namespace = options.namespaces.get(number);
         let wanted = Protector {
-            listen: LOOPBACK,
+            namespace: namespace.map(|namespace| namespace.name.as_str()),
+            listen: namespace.map_or(LOOPBACK, |namespace| SocketAddr::new(namespace.address, 0)),
             data: None,
             name,
             role,
@@ -237,12 +248,12 @@ fn start_all(
         Ok::<_, anyhow::Error>(child)
     };
     let (first, role) = names.next().context("a cluster has at least one node")?;
-    started.push(spawn(&first, role, None, signals)?);
+    started.push(spawn(0, (&first, role), None, signals)?);
     wait_ready(cluster, started, signals, deadline)?;
     let founder = started[0].address;
     // One after the other, so that the order of the ring is that of the names; each takes some milliseconds.
     for (name, role) in names {
-        started.push(spawn(&name, role, founder, signals)?);
+        started.push(spawn(started.len(), (&name, role), founder, signals)?);
         wait_ready(cluster, started, signals, deadline)?;
     }
     Ok(())
@@ -250,6 +261,8 @@ fn start_all(
 
 /// A protector that is to be started.
 pub(crate) struct Protector<'a> {
+    /// The network namespace that it runs in, if that is another one.
+    pub(crate) namespace: Option<&'a str>,
     pub(crate) name: &'a str,
     pub(crate) role: Role,
     /// Where it listens. Port 0: any.
@@ -269,7 +282,10 @@ impl Protector<'_> {
     /// The command that is this protector, and its directory with a log in it. Its standard output is a pipe.
     pub(crate) fn command(&self, cluster: &Cluster, radicd: &Path) -> Result<Command> {
         let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(self.name)?.append("log")?;
-        let mut command = Command::new(radicd);
+        let mut command = Command::new(if self.namespace.is_some() { Path::new("ip") } else { radicd });
+        if let Some(namespace) = self.namespace {
+            command.args(["netns", "exec", namespace]).arg(radicd);
+        }
         command.arg("--dir").arg(cluster.dir()).args(["--name", self.name, "--own-session"]);
         command.arg(format!("--listen={}", self.listen));
         command.args(self.data.map(|network| format!("--data-network={network}")));
@@ -647,7 +663,7 @@ mod tests {
     fn nodes_of_one_machine_have_ports_of_their_own() {
         let options = |nodes, http: Option<Option<&str>>| {
             let http = http.map(|said| said.map(|text| text.parse().unwrap()));
-            StartOptions { nodes, spares: 0, witness: false, slots: None, heartbeat_ms: None, grace: None, http }
+            StartOptions { namespaces: &[], nodes, spares: 0, witness: false, slots: None, heartbeat_ms: None, grace: None, http }
         };
         let on = |nodes, http, port| options(nodes, http).http_on(port).map(|address| address.map(|address| address.to_string()));
         assert_eq!(on(4, None, 0).unwrap(), None);

@@ -382,7 +382,16 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
     match command {
         ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, grace, http, launch, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms, grace, http };
+            let options = cluster::StartOptions {
+                namespaces: &[],
+                nodes: nodes.unwrap_or(0),
+                spares,
+                witness,
+                slots,
+                heartbeat_ms,
+                grace,
+                http,
+            };
             let launched = match &launch.hosts {
                 Some(hosts) => launch::start_hosts(&cluster, hosts, &launch, &options)?,
                 None if launch.slurm => launch::slurm::start(&cluster, &launch, &options)?,

@@ -77,6 +77,8 @@ impl LogServer {
                 let why = self.refusal.take().unwrap_or("it is not whole, too large, or not what came before".into());
                 self.tell(What::Refused, Some(process), format!("image {image} of {process} was refused: {why}"));
             }
+            // That its line was given up is told for all ranks at once.
+            Notice::GivenUp(..) => {}
             Notice::Useless(process, image) => {
                 let text = format!("image {image} of {process} did not restore: the one before it is taken, with the log since");
                 self.tell(What::Useless, Some(process), text);

@@ -4,7 +4,7 @@ use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
 use radic_wire::log::LineMark;
 
 use super::Store;
-use super::types::{File, Output};
+use super::types::{File, Notice, Output};
 
 /// What is known of the lines of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Store {
             let incoming = self.processes.get(&id).and_then(|process| process.images.incoming.as_ref());
             let Some((number, line)) = incoming.map(|image| (image.number, image.line)) else { continue };
             if self.is_given_up(id, line) {
-                self.refuse(id, number);
+                self.drop_image(id, number, Notice::GivenUp(id, number));
             }
         }
     }

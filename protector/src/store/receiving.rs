@@ -80,6 +80,11 @@ impl Store {
     }
 
     pub(super) fn refuse(&mut self, id: ProcessId, number: u64) {
+        self.drop_image(id, number, Notice::Refused(id, number));
+    }
+
+    /// An image that is under way is kept no longer, which is told with this notice.
+    pub(super) fn drop_image(&mut self, id: ProcessId, number: u64, notice: Notice) {
         if let Some(process) = self.processes.get_mut(&id) {
             if let Some(image) = process.images.incoming.take_if(|image| image.number == number) {
                 process.in_memory -= image.content.in_memory();
@@ -87,7 +92,7 @@ impl Store {
             }
             let to = Speaker { process: id, incarnation: process.incarnation };
             self.send(to, &FromProtector::ImageRefused { image: number });
-            self.note(Notice::Refused(id, number));
+            self.note(notice);
         }
     }
 

@@ -86,6 +86,8 @@ pub enum Notice {
     Committed(ProcessId, HeldImage),
     /// An image was refused.
     Refused(ProcessId, u64),
+    /// An image went with its recovery line, which was given up.
+    GivenUp(ProcessId, u64),
     /// A committed image did not restore: the one before it is taken.
     Useless(ProcessId, u64),
     /// The image of this recovery line lacks nothing but that the line is complete.

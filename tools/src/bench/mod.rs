@@ -18,6 +18,7 @@ mod plot;
 mod recover;
 mod rival;
 mod runs;
+mod shaped;
 mod subject;
 
 /// What to measure.

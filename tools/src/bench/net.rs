@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
+use super::shaped::{self, Rate, Shaped};
 use super::{Comparison, PlotArgs, load};
 use crate::client::{self, Cluster};
 use crate::progress::{Progress, Unit};
@@ -27,6 +28,7 @@ const OFF_TARGET: f64 = 1.03;
 const QUIET: f64 = 0.10;
 const OFF: [&str; 2] = ["--protect", "off"];
 const ON: [&str; 2] = ["--protect", "on"];
+const NONE: [&str; 2] = ["--protect", "none"];
 
 /// What is measured together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -127,11 +129,14 @@ pub(crate) struct NetArgs {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
     application_rounds: u32,
     /// Iterations of Jacobi's; the other applications last about as long. They must last for some checkpoints
-    #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, default_value_t = 16_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: u32,
     /// Seconds between two checkpoints of a rank
     #[arg(long, default_value_t = 5.0, value_parser = super::parse_seconds, value_name = "S")]
     ckpt_interval: f64,
+    /// On two nodes with a network of so many bits a second between them: 10gbit, 500mbit. It takes root; native runs are then those of `radic run --protect none`
+    #[arg(long, value_name = "RATE")]
+    shaped: Option<Rate>,
     #[command(flatten)]
     plot: PlotArgs,
     /// Print JSON, for programs
@@ -199,7 +204,10 @@ struct Measured {
 #[derive(Debug, Serialize)]
 struct Report {
     library: Library,
-    mpiexec: PathBuf,
+    /// None: on a network of their own the nodes start native runs, too.
+    mpiexec: Option<PathBuf>,
+    /// Between the nodes; none: the loopback network.
+    network: Option<Rate>,
     ckpt_interval_s: f64,
     works: Vec<Measured>,
     notes: Vec<String>,
@@ -214,7 +222,8 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     let runs = Runs::new(args.mpi, &programs[0], None, Progress::new(args.json))?;
     let steps = works.iter().map(|work| u64::from(args.rounds_of(work))).sum();
     runs.progress.begin("rounds", Unit::Steps, Some(steps));
-    let (mut bench, mut measured) = (Bench { runs, args, cluster: None }, Vec::new());
+    let network = args.shaped.map(Shaped::start).transpose()?;
+    let (mut bench, mut measured) = (Bench { runs, args, cluster: None, network }, Vec::new());
     for (work, program) in works.iter().zip(programs) {
         measured.push(bench.measure(work, &program)?);
     }
@@ -222,7 +231,8 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     bench.runs.progress.end();
     let notes = super::busy().into_iter().chain(restless(&measured)).collect();
     let ckpt_interval_s = args.ckpt_interval;
-    let figures = Report { library: args.mpi, mpiexec: bench.runs.mpiexec, ckpt_interval_s, works: measured, notes };
+    let mpiexec = args.shaped.is_none().then_some(bench.runs.mpiexec);
+    let figures = Report { library: args.mpi, mpiexec, network: args.shaped, ckpt_interval_s, works: measured, notes };
     args.plot.tell(&figures, args.json, in_words, file, panels)
 }
 
@@ -254,7 +264,11 @@ fn panels(report: &Report) -> [Panel; 1] {
 }
 
 fn in_words(report: &Report) -> String {
-    let mut text = format!("native   {}\n", report.mpiexec.display());
+    let mut text = match (&report.mpiexec, report.network) {
+        (Some(mpiexec), _) => format!("native   {}\n", mpiexec.display()),
+        (None, Some(rate)) => format!("native   radic run --protect none, on two nodes with {rate} between them\n"),
+        (None, None) => String::new(),
+    };
     text += "medians; a ratio is a time divided by the native one of its round: the median, and from least to most\n\n";
     text += &format!("{:<24} {:>10} {:>10} {:>7}  {:>15}  target\n", "", "native", "radic", "ratio", "least to most");
     for of in &report.works {
@@ -290,14 +304,18 @@ struct Bench<'a> {
     args: &'a NetArgs,
     /// Of so many nodes.
     cluster: Option<(u32, Temporary)>,
+    /// Of two nodes, if that is asked for. After the cluster, which ends first.
+    network: Option<Shaped>,
 }
 
 impl Bench<'_> {
-    /// A cluster with a node for each rank.
-    fn cluster(&mut self, nodes: u32) -> Result<()> {
+    /// A cluster with a node for each rank, or with two where there is a network of their own.
+    fn cluster(&mut self, ranks: u32) -> Result<()> {
+        let nodes = if self.network.is_some() { shaped::NODES } else { ranks };
         if self.cluster.as_ref().is_none_or(|(has, _)| *has != nodes) {
             self.cluster = None; // One cluster at a time.
-            self.cluster = Some((nodes, Temporary::start(nodes)?));
+            let namespaces = self.network.as_ref().map_or(&[][..], |network| &network.namespaces);
+            self.cluster = Some((nodes, Temporary::within(namespaces, nodes, 0)?));
         }
         Ok(())
     }
@@ -361,6 +379,9 @@ impl Bench<'_> {
     }
 
     fn native(&mut self, ranks: u32, program: &std::path::Path, options: &[String], name: &str) -> Result<f64> {
+        if self.network.is_some() {
+            return self.radic(ranks, &NONE, program, options, name);
+        }
         let command = self.runs.native(ranks, program, options);
         figure(&self.runs.run(command)?, name)
     }
@@ -426,7 +447,14 @@ mod tests {
             measured("halo", Group::Applications, 1.0),
         ];
         let notes = restless(&works).into_iter().collect();
-        let report = Report { library: Library::Mpich, mpiexec: "mpiexec".into(), ckpt_interval_s: 5.0, works, notes };
+        let report = Report {
+            library: Library::Mpich,
+            mpiexec: Some("mpiexec".into()),
+            network: None,
+            ckpt_interval_s: 5.0,
+            works,
+            notes,
+        };
         let text = in_words(&report);
         for part in [
             "8 B, us                       10.00      30.00   3.000   3.000 to 3.000  <= 1.25",

@@ -15,7 +15,7 @@ use radic_wire::job::placeholder;
 use serde::Serialize;
 
 use crate::client::{self, Cluster};
-use crate::cluster::{self, StartOptions};
+use crate::cluster::{self, Namespace, StartOptions};
 use crate::mpi::{self, Plan};
 use crate::progress::{Progress, TICK};
 use crate::show::report;
@@ -262,12 +262,17 @@ impl Temporary {
     }
 
     pub(super) fn with_spares(nodes: u32, spares: u32) -> Result<Self> {
+        Self::within(&[], nodes, spares)
+    }
+
+    /// In these network namespaces, one node in each; none: on the loopback network.
+    pub(super) fn within(namespaces: &[Namespace], nodes: u32, spares: u32) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("radic-bench-{}", std::process::id()));
         fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let temporary = Temporary { cluster: Cluster::new(Some(dir))? };
         cluster::start(
             &temporary.cluster,
-            &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None, grace: None, http: None },
+            &StartOptions { namespaces, nodes, spares, witness: false, slots: None, heartbeat_ms: None, grace: None, http: None },
         )?;
         Ok(temporary)
     }

@@ -103,6 +103,7 @@ impl Agent {
         self.say(What::Here(address))?;
         let join = self.hear_start()?;
         let wanted = Protector {
+            namespace: None,
             name: own.name.as_str(),
             role: own.role,
             listen: SocketAddr::new(address, order.port),
