@@ -60,6 +60,8 @@ pub struct Config {
     pub causes: Option<causes::Bounds>,
     /// What is received from processes of the job stays with its senders, until an image covers it.
     pub payload_stays: bool,
+    /// Bytes of a connection that no socket has taken yet, from which on a send that does not wait is refused: programs go slower by that, as kernels have them do.
+    pub unsent: u64,
 }
 
 impl Default for Config {
@@ -77,6 +79,7 @@ impl Default for Config {
             threads: 4 << 10,
             causes: None,
             payload_stays: false,
+            unsent: limits::OUTBOX,
         }
     }
 }
@@ -122,6 +125,8 @@ pub struct Observer {
     input: u64,
     /// What of the outbox the image under way has.
     packed: Option<Packed>,
+    /// [`Config::unsent`].
+    most_unsent: u64,
     /// From this connection on, a protector that has just answered is to be told where its incoming stream goes on.
     untold: Option<Slot>,
 }
@@ -166,6 +171,7 @@ impl Observer {
             fenced: None,
             input: 0,
             packed: None,
+            most_unsent: config.unsent,
             untold: None,
         }
     }

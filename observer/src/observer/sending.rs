@@ -18,9 +18,15 @@ const EAGAIN: u32 = 11;
 const EPIPE: u32 = 32;
 
 impl Observer {
-    /// Whether a `send` on `slot` would be taken, at least in part, as far as the outbox goes.
+    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes.
     pub fn has_room(&self, slot: Slot) -> bool {
-        self.table.get(slot).is_none_or(|connection| self.outbox.room(&connection.outgoing.queue) > 0)
+        let has_room = |connection: &Connection| self.outbox.room(&connection.outgoing.queue) > 0 && !self.is_behind(connection);
+        self.table.get(slot).is_none_or(has_room)
+    }
+
+    /// Whether so much waits for the socket of this connection that a send which does not wait is refused.
+    fn is_behind(&self, connection: &Connection) -> bool {
+        connection.outgoing.unsent() >= self.most_unsent
     }
 
     /// `send` of these bytes (at least one) on `fd`, after `done` bytes of the same call were taken. They are taken only when
@@ -70,6 +76,7 @@ impl Observer {
         let is_up = connection.link == Link::Up;
         let is_open = outgoing.finish.is_none() && !outgoing.is_refused() && !connection.is_over_there();
         let is_kept = outgoing.stable <= outgoing.queue.end() && self.outbox.room(&outgoing.queue) >= bytes;
+        let is_kept = is_kept && (blocking || !self.is_behind(connection));
         if self.replay.is_some() || !is_up || !is_open || !is_kept || self.gate_of_send(fd)? != Gate::Open {
             return Ok(None);
         }
@@ -153,7 +160,8 @@ impl Observer {
         if let Gate::Shut(position) = self.gate_of_send(fd)? {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
-        let len = self.append(thread, fd, bytes, blocking)?;
+        let is_refused = !blocking && self.is_behind(self.connection(self.table.slot_of(fd)?)?);
+        let len = if is_refused { 0 } else { self.append(thread, fd, bytes, blocking)? };
         let connection = self.table.on(fd)?;
         if len > 0 && connection.is_over_there() {
             // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.

@@ -48,6 +48,27 @@ fn what_nobody_wants_waits_for_no_link() {
     assert_eq!(answer.kept, 14);
 }
 
+/// As a kernel has it: how much may wait for a peer that reads nothing is bounded, however large the outbox is.
+#[test]
+fn a_send_that_does_not_wait_is_refused_while_much_waits_for_its_socket() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, unsent: 10, connections: 4, descriptors: 16, ..Config::default() };
+    let mut observer = Observer::new(process(0), &config);
+    let hello = first_greeting(process(1), Incarnation::FIRST);
+    let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&hello) else { panic!("no link") };
+    observer.handle_accepted(0, 3, 4, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    let position = observer.journal().end();
+    observer.poll_journal();
+    observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    assert_eq!(observer.send(0, 4, &[7; 10], 0, false), Ok(Send::Taken { len: 10, whole: true }));
+    assert!(!observer.has_room(slot));
+    assert!(matches!(observer.send_whole(0, 4, 1, false), Ok(None)));
+    assert_eq!(observer.send(0, 4, &[7; 1], 0, false), Ok(Send::Failed(11)), "EAGAIN");
+    assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
+    observer.handle_transmitted(slot, LINK_FRAME as u64 + 1);
+    assert!(observer.has_room(slot));
+}
+
 /// A process that has accepted a connection of `opener` and read six bytes, which its protector does not hold.
 fn reader(opener: ProcessId) -> Observer {
     let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };

@@ -50,6 +50,7 @@ pub const CONFIG: radic_observer::Config = radic_observer::Config {
     threads: 2,
     causes: None,
     payload_stays: false,
+    unsent: 96,
 };
 
 /// The same, where no process waits before it sends.
