@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -68,16 +69,31 @@ impl Shaped {
         for Namespace { name, address } in &shaped.namespaces {
             ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "radic0"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
+            // No address that the kernel is still trying when the first program listens there.
+            ip(&["-n", name, "link", "set", "radic0", "addrgenmode", "none"])?;
             ip(&["-n", name, "link", "set", "radic0", "up"])?;
             // As many tokens as go in 5 ms: more than the kernel's tick lets pass at once. What is behind them waits, and nothing is dropped: TCP keeps less under way.
             let (rate, burst) = (rate.to_string(), (rate.bits / 8 / 200).max(64 << 10).to_string());
-            run(
+            told_by(
                 "tc",
                 &["-n", name, "qdisc", "add", "dev", "radic0", "root", "tbf", "rate", &rate, "burst", &burst, "latency", "50ms"],
             )?;
         }
+        shaped.namespaces.iter().try_for_each(await_carrier)?;
         Ok(shaped)
     }
+}
+
+/// The kernel's own work says some time after both ends are up that they run, and MPI libraries leave out interfaces that do not.
+fn await_carrier(namespace: &Namespace) -> Result<()> {
+    const SOON: Duration = Duration::from_secs(5);
+    const LOOK: Duration = Duration::from_millis(10);
+    let deadline = Instant::now() + SOON;
+    while !told_by("ip", &["-n", &namespace.name, "-oneline", "link", "show", "dev", "radic0"])?.contains("state UP") {
+        ensure!(Instant::now() < deadline, "the network of {} does not run after {} s", namespace.name, SOON.as_secs());
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 impl Drop for Shaped {
@@ -92,16 +108,17 @@ impl Drop for Shaped {
 }
 
 fn ip(args: &[&str]) -> Result<()> {
-    run("ip", args)
+    told_by("ip", args).map(drop)
 }
 
-fn run(program: &str, args: &[&str]) -> Result<()> {
+/// What a command prints that does not fail.
+fn told_by(program: &str, args: &[&str]) -> Result<String> {
     let told = Command::new(program).args(args).stdin(Stdio::null()).output();
     let told = told.with_context(|| format!("cannot run {program}, of the package iproute2"))?;
     if !told.status.success() {
         bail!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&told.stderr).trim());
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&told.stdout).into_owned())
 }
 
 #[cfg(test)]
