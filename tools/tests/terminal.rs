@@ -566,7 +566,13 @@ fn how_a_job_is_protected_is_passed_on() {
         ),
         (
             &["run", "-n", "1", "--detach", "--protect=off", "--ckpt-interval=never", "--", "true"][..],
-            Protection { protect: Protect::Off, interval: Interval::Never, log_mode: LogMode::Causal, ..Protection::default() },
+            Protection {
+                protect: Protect::Off,
+                interval: Interval::Never,
+                log_mode: LogMode::Causal,
+                payload: PayloadMode::Sender,
+                ..Protection::default()
+            },
             86_400,
         ),
     ] {
