@@ -337,7 +337,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
     let one = random.below(2);
     for dies in if is_long() { &both[..] } else { &both[one..=one] }.iter().copied() {
         let Some(cluster) = small_disks(&["--log-memory=1"]) else { return };
-        let mut case = Case::start(cluster, &format!("{ASKED} --outbox 1M"), JACOBI);
+        let mut case = Case::start(cluster, &format!("{ASKED} --outbox 1M"), LONG_JACOBI);
         let all = ["n1", "n2", "n3", "n4", "n5"];
         let told =
             |e: &Event| e.event == EventName::Store && e.text.contains("its log cannot be written: No space left on device");
@@ -352,7 +352,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
         }
         let left: Vec<&str> = all.into_iter().filter(|node| !dies || *node != victim).collect();
         clear(&case.cluster, &left);
-        // The first image at its next protector may have found no room: there is another one.
+        // The first image at its next protector may have found no room: two seconds later there is another one.
         let restarts = (0..RANKS).find(|rank| dies && HOSTS[*rank] != victim && protector(*rank) == victim);
         let (mut well, mut again) = (false, restarts.is_none());
         case.events.expect("the log to be written, and the rank that lost its protector to have another", SOON, |e| {
