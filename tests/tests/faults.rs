@@ -279,6 +279,11 @@ fn expect_while_full(case: &mut Case, nodes: &[&str], what: &str, mut matches: i
     }
 }
 
+/// Whether a store had no room for an image.
+fn has_no_room(event: &Event) -> bool {
+    event.event == EventName::CheckpointFailed && event.text.contains("No space left on device")
+}
+
 /// The one before stays. A rank that is lost then goes on from it, where there is no room on the disk, either.
 #[test]
 fn a_checkpoint_for_which_there_is_no_room_is_given_up() {
@@ -286,8 +291,7 @@ fn a_checkpoint_for_which_there_is_no_room_is_given_up() {
     let mut case = Case::start(cluster, FLAGS, MORE_ROUNDS);
     let all = ["n1", "n2", "n3", "n4", "n5", "s1"];
     // The first one takes the images of all ranks with it, so this may be any rank.
-    let is_full = |event: &Event| event.event == EventName::CheckpointFailed && event.text.contains("No space left on device");
-    let failed = expect_while_full(&mut case, &all, "a refusal", is_full);
+    let failed = expect_while_full(&mut case, &all, "a refusal", has_no_room);
     let rank = failed.rank.expect("it is about a rank").0 as usize;
     let is = move |event: &Event, name, words: &str| {
         event.event == name && event.rank == Some(Rank(rank as u32)) && event.text.contains(words)
@@ -308,9 +312,8 @@ fn a_job_whose_disks_are_full_ends_all_the_same() {
     let Some(cluster) = small_disks(&[]) else { return };
     let flags = format!("{FLAGS} --payload sender");
     let mut case = Case::start(cluster, &flags, MORE_ROUNDS);
-    let failed = |event: &Event| event.event == EventName::CheckpointFailed && event.text.contains("No space left on device");
     let all = ["n1", "n2", "n3", "n4", "n5", "s1"];
-    expect_while_full(&mut case, &all, "a refusal", failed);
+    expect_while_full(&mut case, &all, "a refusal", has_no_room);
     expect_while_full(&mut case, &all, "the job's end", |event| event.event == EventName::JobEnd);
     case.end("full disks until the end");
 }

@@ -282,6 +282,12 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        protection: ProtectionArgs,
+    }
+
     #[test]
     fn intervals_are_seconds_or_words() {
         assert_eq!(parse_interval("0.2"), Ok(Interval::Every(200)));
@@ -303,11 +309,6 @@ mod tests {
 
     #[test]
     fn what_cannot_be_protected_runs_without_and_says_so() {
-        #[derive(clap::Parser)]
-        struct Command {
-            #[command(flatten)]
-            protection: ProtectionArgs,
-        }
         let decide = |words: &[&str], stops: &[&str], children: Option<&str>| {
             let command = <Command as clap::Parser>::parse_from([&["radic"], words].concat());
             let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
@@ -327,11 +328,6 @@ mod tests {
 
     #[test]
     fn payload_stays_with_its_senders_where_it_can() {
-        #[derive(clap::Parser)]
-        struct Command {
-            #[command(flatten)]
-            protection: ProtectionArgs,
-        }
         let payload = |flags: &str| {
             let command = <Command as clap::Parser>::parse_from(["radic"].into_iter().chain(flags.split_whitespace()));
             command.protection.decide(Obstacles::default).protection.payload

@@ -205,9 +205,8 @@ struct Measured {
 #[derive(Debug, Serialize)]
 struct Report {
     library: Library,
-    /// None: on a network of their own the nodes start native runs, too.
-    mpiexec: Option<PathBuf>,
-    /// Between the nodes; none: the loopback network.
+    mpiexec: PathBuf,
+    /// Between the nodes, which then start native runs, too; none: the loopback network, and native runs by mpiexec.
     network: Option<Rate>,
     ckpt_interval_s: f64,
     works: Vec<Measured>,
@@ -232,7 +231,7 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     bench.runs.progress.end();
     let notes = super::busy().into_iter().chain(restless(&measured)).collect();
     let ckpt_interval_s = args.ckpt_interval;
-    let mpiexec = args.shaped.is_none().then_some(bench.runs.mpiexec);
+    let mpiexec = bench.runs.mpiexec;
     let figures = Report { library: args.mpi, mpiexec, network: args.shaped, ckpt_interval_s, works: measured, notes };
     args.plot.tell(&figures, args.json, in_words, file, panels)
 }
@@ -265,10 +264,9 @@ fn panels(report: &Report) -> [Panel; 1] {
 }
 
 fn in_words(report: &Report) -> String {
-    let mut text = match (&report.mpiexec, report.network) {
-        (Some(mpiexec), _) => format!("native   {}\n", mpiexec.display()),
-        (None, Some(rate)) => format!("native   radic run --protect none, on two nodes with {rate} between them\n"),
-        (None, None) => String::new(),
+    let mut text = match report.network {
+        Some(rate) => format!("native   radic run --protect none, on two nodes with {rate} between them\n"),
+        None => format!("native   {}\n", report.mpiexec.display()),
     };
     text += "medians; a ratio is a time divided by the native one of its round: the median, and from least to most\n\n";
     text += &format!("{:<24} {:>10} {:>10} {:>7}  {:>15}  target\n", "", "native", "radic", "ratio", "least to most");
@@ -448,14 +446,8 @@ mod tests {
             measured("halo", Group::Applications, 1.0),
         ];
         let notes = restless(&works).into_iter().collect();
-        let report = Report {
-            library: Library::Mpich,
-            mpiexec: Some("mpiexec".into()),
-            network: None,
-            ckpt_interval_s: 5.0,
-            works,
-            notes,
-        };
+        let report =
+            Report { library: Library::Mpich, mpiexec: "mpiexec".into(), network: None, ckpt_interval_s: 5.0, works, notes };
         let text = in_words(&report);
         for part in [
             "8 B, us                       10.00      30.00   3.000   3.000 to 3.000  <= 1.25",

@@ -69,8 +69,6 @@ impl Shaped {
         for Namespace { name, address } in &shaped.namespaces {
             ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "radic0"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
-            // No address that the kernel is still trying when the first program listens there.
-            ip(&["-n", name, "link", "set", "radic0", "addrgenmode", "none"])?;
             ip(&["-n", name, "link", "set", "radic0", "up"])?;
             // As many tokens as go in 5 ms: more than the kernel's tick lets pass at once. What is behind them waits, and nothing is dropped: TCP keeps less under way.
             let (rate, burst) = (rate.to_string(), (rate.bits / 8 / 200).max(64 << 10).to_string());
@@ -84,7 +82,8 @@ impl Shaped {
     }
 }
 
-/// The kernel's own work says some time after both ends are up that they run, and MPI libraries leave out interfaces that do not.
+/// The kernel's own work says some time after both ends are up that they run, and MPI libraries leave out interfaces that do not. Only a netlink socket hears of it; it is some
+/// milliseconds, once.
 fn await_carrier(namespace: &Namespace) -> Result<()> {
     const SOON: Duration = Duration::from_secs(5);
     const LOOK: Duration = Duration::from_millis(10);
