@@ -301,8 +301,15 @@ impl Node {
         schedule.next = Some(schedule.next.map_or(soon, |next| next.min(soon)));
     }
 
-    /// Tells the commands that wait for a checkpoint of this process that there will be none.
+    /// The program that was asked for checkpoints is gone, and its requests with it: the commands and the recovery line that wait for them are told that there will be none.
     pub(super) fn fail_checkpoints(&mut self, process: ProcessId, why: &str) {
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            observed.schedule.asked = None;
+            let line = observed.line.take().filter(|_| !observed.closing);
+            if let Some((_, line)) = line {
+                self.tell_line_failed(process, line);
+            }
+        }
         self.settle_process(process, u64::MAX, &Err(why.to_owned()));
     }
 

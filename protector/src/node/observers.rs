@@ -33,6 +33,8 @@ pub(super) const STORE: Duration = Duration::from_secs(5);
 /// How often in a row only the node with the most of a stream and the receiver's host are asked how much is stable. Then all
 /// nodes are.
 const ALONE: u32 = 15;
+/// What has become of a program that was to answer a request.
+const REPLACED: &str = "it has ended, or runs another program";
 
 /// A connection of an observer; the driver numbers them and never uses a number twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,10 +145,14 @@ impl Node {
             }
             return self.refuse(observer, text);
         }
-        (observed.observer, observed.gone, observed.is_welcome) = (Some(observer), None, false);
+        let before = observed.observer.replace(observer);
+        (observed.gone, observed.is_welcome) = (None, false);
         observed.inherited = observed.pid.replace(pid) == Some(pid);
         let again = std::mem::replace(&mut observed.known, true) || later_epoch;
         self.observers.joined.insert(observer, process);
+        if before.is_some() {
+            self.fail_checkpoints(process, REPLACED);
+        }
         if again && protect == Protect::On {
             self.begin_from_nothing(now, observer, process);
         } else {
@@ -715,7 +721,7 @@ impl Node {
             self.note_death(process);
             self.leave_listeners(process);
             self.forget_door(process);
-            self.fail_checkpoints(process, "it has ended, or runs another program");
+            self.fail_checkpoints(process, REPLACED);
         }
     }
 

@@ -165,6 +165,28 @@ fn a_process_that_executes_another_program_restarts() {
     }
 }
 
+/// A program that was asked for its image of a recovery line is replaced by another one, which was not asked. The line is given up at once, and the next one is asked of the new program: the
+/// reminder for those that were not there comes after two seconds, and until then the process would go back to before its new program.
+#[test]
+fn a_line_that_was_asked_of_a_replaced_program_is_given_up_at_once() {
+    for is_gone_first in [false, true] {
+        let mut cluster = Cluster::new(3);
+        let job = cluster.start_protected(2, never());
+        let (now, node) = (cluster.now, cluster.nodes.get_mut(&name(2)).expect("it is up"));
+        let make = ToHost::MakeLine { epoch: Epoch::FIRST, line: 7, ranks: vec![Rank(1)] };
+        node.handle_message(now, &id(1), PeerMessage::ToHost(job, make));
+        if is_gone_first {
+            node.handle(now, Input::ObserverGone(observer(1)));
+        }
+        node.handle(now, Input::Observer(ObserverId(50), 1001, join(job, 1)));
+        let is_asked = |output: &Output| matches!(output, Output::Observer(_, FromNode::Checkpoint { line: Some(7), .. }));
+        let failed = PeerMessage::ToHome(job, ToHome::LineFailed { epoch: Epoch::FIRST, line: 7 });
+        let outputs: Vec<Output> = std::iter::from_fn(|| node.poll_output()).collect();
+        let told = outputs.iter().filter(|output| matches!(output, Output::Send(_, message) if *message == failed)).count();
+        assert!(outputs.iter().any(is_asked) && told == 1, "{outputs:?}");
+    }
+}
+
 #[test]
 fn offsets_and_closed_connections_find_their_way() {
     let mut cluster = Cluster::new(3);
