@@ -6,16 +6,22 @@
 //! first byte. A log need not begin where its first segment does.
 //!
 //! What is read of a log is what was written, or an error: its sums are in memory ([`Sums`]). Images have codes of their own.
+//!
+//! The file of an image that is not needed any more is set aside, as `spare.<number>`, and the next image of its process is written over it: the kernel has its memory and its blocks
+//! already, and new ones cost several times as much as the copy (most of all on a virtual machine, which gives freed memory back to its host). A file that is being read is not
+//! used again: a reader holds a shared lock on it ([`open_image`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use radic_wire::ids::{JobId, ProcessId};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::StartError;
@@ -27,6 +33,8 @@ const SEGMENT: u64 = 16 << 20;
 const PIECE: u64 = 64 << 10;
 /// Files that are open at once; more are opened again.
 const OPEN: usize = 512;
+/// Files of images of one process that are set aside: as many as a chain of increments has, as a rule, which are deleted together.
+const SPARES: usize = 3;
 const LOCK: &str = "lock";
 
 /// The directory of a process.
@@ -42,6 +50,19 @@ pub fn image_path(dir: &Path, process: ProcessId, image: u64) -> PathBuf {
 /// The file of an image's code.
 pub fn code_path(image: &Path) -> PathBuf {
     image.with_extension(format!("{}.mac", image.extension().unwrap_or_default().to_string_lossy()))
+}
+
+/// Opens an image to read it. What is opened stays what it is until it is closed.
+pub fn open_image(path: &Path) -> io::Result<fs::File> {
+    let file = fs::File::open(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::NotFound.into()),
+        // Where files cannot be locked none is set aside.
+        Ok(()) | Err(_) => {}
+    }
+    // It may have been set aside before it was locked.
+    let (of, named) = (file.metadata()?, fs::metadata(path)?);
+    if (of.dev(), of.ino()) == (named.dev(), named.ino()) { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 fn path(dir: &Path, file: File, segment: u64) -> PathBuf {
@@ -139,11 +160,16 @@ pub struct Files {
     segments: HashMap<File, BTreeMap<u64, Sums>>,
     /// Written since the last [`Files::sync`].
     touched: HashSet<(File, u64)>,
+    /// The files that are set aside.
+    spares: HashMap<ProcessId, Vec<PathBuf>>,
+    /// The number of the next one.
+    next_spare: u64,
 }
 
 impl Files {
     pub fn new(dir: PathBuf, durable: bool) -> Self {
-        Files { dir, durable, open: HashMap::new(), segments: HashMap::new(), touched: HashSet::new() }
+        let (open, segments, touched, spares) = Default::default();
+        Files { dir, durable, open, segments, touched, spares, next_spare: 0 }
     }
 
     /// The segment of a position, and the position in it.
@@ -166,6 +192,11 @@ impl Files {
                 if new {
                     let process = process_dir(&self.dir, file.process());
                     fs::DirBuilder::new().recursive(true).create(&process)?;
+                    if let File::Image(process, _) = file
+                        && let Some(spare) = self.spares.get_mut(&process).and_then(Vec::pop)
+                    {
+                        fs::rename(spare, &path)?;
+                    }
                 }
                 let opened = fs::File::options().read(true).write(true).create(create).truncate(false).mode(0o600).open(&path)?;
                 if new {
@@ -188,9 +219,12 @@ impl Files {
             let room =
                 if matches!(file, File::Image(..)) { bytes.len() } else { (SEGMENT - at).min(bytes.len() as u64) as usize };
             let (now, later) = bytes.split_at(room);
-            if let Err(error) = self.open(file, segment, true)?.write_all_at(now, at) {
+            if let Err(error) = self.open(file, segment, true).and_then(|opened| opened.write_all_at(now, at)) {
                 // What is behind the name may be another file when it is tried again.
                 self.open.remove(&(file, segment));
+                if self.remove_spares() {
+                    continue;
+                }
                 return Err(error);
             }
             if let Some(sums) = self.sums(file, segment) {
@@ -243,11 +277,39 @@ impl Files {
         self.open.remove(&(file, segment));
         self.touched.remove(&(file, segment));
         let path = path(&self.dir, file, segment);
+        if let File::Image(process, _) = file {
+            _ = fs::remove_file(code_path(&path));
+            if self.set_aside(process, &path).is_ok() {
+                return;
+            }
+        }
         // What cannot be removed is removed with the job.
         _ = fs::remove_file(&path);
-        if matches!(file, File::Image(..)) {
-            _ = fs::remove_file(code_path(&path));
+    }
+
+    /// Keeps the file of an image, without its name, unless it is being read or there are enough of them.
+    fn set_aside(&mut self, process: ProcessId, image: &Path) -> io::Result<()> {
+        let spares = self.spares.entry(process).or_default();
+        if spares.len() >= SPARES {
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
+        if !fs::symlink_metadata(image)?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let file = fs::File::open(image)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let spare = image.with_file_name(format!("spare.{}", self.next_spare));
+        fs::rename(image, &spare)?;
+        self.next_spare += 1;
+        spares.push(spare);
+        Ok(())
+    }
+
+    /// Makes room. False: there were none.
+    fn remove_spares(&mut self) -> bool {
+        let spares: Vec<PathBuf> = std::mem::take(&mut self.spares).into_values().flatten().collect();
+        spares.iter().for_each(|spare| _ = fs::remove_file(spare));
+        !spares.is_empty()
     }
 
     /// Nothing before the position is needed.
@@ -269,6 +331,7 @@ impl Files {
         self.open.retain(|(file, _), _| !is_gone(file.process()));
         self.touched.retain(|(file, _)| !is_gone(file.process()));
         self.segments.retain(|file, _| !is_gone(file.process()));
+        self.spares.retain(|process, _| !is_gone(*process));
     }
 
     /// Removes everything of a process.
@@ -354,6 +417,47 @@ mod tests {
         for (at, is_right) in [(99_990, false), (70_000, false), (60_000, true), (200_000, true)] {
             assert_eq!(files.read(file, 5 + at, 1_000).is_ok(), is_right, "{at}");
         }
+    }
+
+    fn image(number: u64) -> File {
+        File::Image(process(), number)
+    }
+
+    fn write(files: &mut Files, file: File, bytes: &[u8]) {
+        files.write(&Write { file, position: 0, bytes: bytes.to_vec().into() }).unwrap();
+    }
+
+    #[test]
+    fn an_image_is_written_over_one_that_is_not_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::new(dir.path().to_owned(), true);
+        let inode = |number| fs::metadata(image_path(dir.path(), process(), number)).unwrap().ino();
+        write(&mut files, image(1), b"one");
+        let first = inode(1);
+        files.delete(image(1));
+        assert_eq!(names(dir.path()), ["spare.0"]);
+        write(&mut files, image(2), b"2");
+        assert_eq!((names(dir.path()), inode(2)), (vec!["image.2".to_owned()], first));
+        assert_eq!(files.read(image(2), 0, 1).unwrap(), b"2");
+        (3..=8).for_each(|number| write(&mut files, image(number), b"more"));
+        (2..=8).for_each(|number| files.delete(image(number)));
+        assert_eq!(names(dir.path()).len(), SPARES);
+        assert!(files.remove_spares() && !files.remove_spares());
+        assert_eq!(names(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn an_image_that_is_read_stays_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::new(dir.path().to_owned(), false);
+        let path = image_path(dir.path(), process(), 1);
+        write(&mut files, image(1), b"one");
+        let reader = open_image(&path).unwrap();
+        files.delete(image(1));
+        write(&mut files, image(2), b"two");
+        assert_eq!(std::io::read_to_string(reader).unwrap(), "one");
+        assert_eq!(names(dir.path()), ["image.2"]);
+        assert_eq!(open_image(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use radic_wire::login::OFFER;
 use radic_wire::record::{HEAD, OVERHEAD, RECORD, Sealer};
 
 use super::disk::{Done, Waker};
-use super::files::image_path;
+use super::files::{image_path, open_image};
 use super::verify;
 use crate::fetching::{Offer, SILENCE};
 use crate::logserver::ConnectionNumber;
@@ -68,7 +68,7 @@ impl Sender {
 
 /// The file of an image, its length, and the code beside it.
 fn open(path: &Path) -> io::Result<(fs::File, Offer)> {
-    let (file, code) = (fs::File::open(path)?, verify::read_code(path).map_err(io::Error::other)?);
+    let (file, code) = (open_image(path)?, verify::read_code(path).map_err(io::Error::other)?);
     let bytes = file.metadata()?.len();
     Ok((file, Offer { bytes, code }))
 }

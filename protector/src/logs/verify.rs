@@ -15,7 +15,7 @@ use radic_wire::key::ClusterKey;
 use radic_wire::mac::{Code, JobKey, MAC, Purpose};
 
 use super::disk::Waker;
-use super::files::{code_path, image_path};
+use super::files::{code_path, image_path, open_image};
 use crate::fetching::WRONG_CODE;
 use crate::logserver::Verification;
 
@@ -63,10 +63,10 @@ pub fn run(
     waker: Waker,
 ) {
     for Task(of) in tasks {
-        let Verification { process, image, parent, .. } = of;
+        let Verification { process, parent, .. } = of;
         let key = JobKey::derive_for_nodes(key, process.job);
         let parent = parent.map(|parent| image_path(dir, process, parent));
-        let result = verify(&image_path(dir, process, image), parent.as_deref(), &key, process, image, durable);
+        let result = verify(dir, &of, parent.as_deref(), &key, durable);
         if verdicts.send(Verdict { of, result }).is_err() {
             return;
         }
@@ -74,15 +74,14 @@ pub fn run(
     }
 }
 
-fn verify(
-    path: &Path,
-    parent: Option<&Path>,
-    key: &JobKey,
-    process: ProcessId,
-    number: u64,
-    durable: bool,
-) -> Result<u64, BadImage> {
-    let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, number), bytes: 0 };
+fn verify(dir: &Path, of: &Verification, parent: Option<&Path>, key: &JobKey, durable: bool) -> Result<u64, BadImage> {
+    let Verification { process, image: number, bytes, .. } = *of;
+    let path = &image_path(dir, process, number);
+    let file = open_image(path)?;
+    if file.metadata()?.len() > bytes {
+        end_at(path, bytes, durable)?;
+    }
+    let mut input = Coded { input: file, code: begin(key, process, number), bytes: 0 };
     let mut reader = io::BufReader::with_capacity(PIECE, &mut input);
     let (header, _) = image::verify(&mut reader)?;
     // The code is over all of the file, so all of it must be the image.
@@ -97,11 +96,18 @@ fn verify(
     Ok(input.bytes)
 }
 
+/// The file was another image's, and a longer one.
+fn end_at(path: &Path, bytes: u64, durable: bool) -> io::Result<()> {
+    let file = fs::File::options().write(true).open(path)?;
+    file.set_len(bytes)?;
+    if durable { file.sync_all() } else { Ok(()) }
+}
+
 /// Opens an image, the file `path`, and checks the code of what it has opened (`path` with `.mac`). The file is at its beginning, and stays what it is whatever becomes
 /// of its name.
 pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
     let stored = read_code(path)?;
-    let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, image), bytes: 0 };
+    let mut input = Coded { input: open_image(path)?, code: begin(key, process, image), bytes: 0 };
     let mut piece = vec![0; PIECE];
     while input.read(&mut piece)? > 0 {}
     if input.code.finish() != stored {

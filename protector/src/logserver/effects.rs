@@ -202,10 +202,13 @@ impl LogServer {
         let mut written: Vec<_> = waiting.filter(|(process, image)| self.store.image_is_written(*process, *image)).collect();
         written.sort_unstable();
         for (process, image) in written {
+            let Some((parent, bytes)) = self.store.image_to_verify(process, image) else {
+                self.verifying.remove(&(process, image));
+                continue;
+            };
             let ticket = self.ticket();
             self.verifying.insert((process, image), Some(ticket));
-            let parent = self.store.image_parent(process, image);
-            self.actions.push_back(Action::Verify(Verification { ticket, process, image, parent }));
+            self.actions.push_back(Action::Verify(Verification { ticket, process, image, parent, bytes }));
         }
     }
 

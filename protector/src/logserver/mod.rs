@@ -274,6 +274,8 @@ pub struct Verification {
     pub image: u64,
     /// The number of the image that it builds upon.
     pub parent: Option<u64>,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// Something for the node's event log.

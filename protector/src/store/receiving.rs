@@ -119,9 +119,9 @@ impl Store {
         self.incoming(id, number).is_some_and(|image| image.length == Some(image.content.written()))
     }
 
-    /// The parent of this image, against which it is verified.
-    pub fn image_parent(&self, id: ProcessId, number: u64) -> Option<u64> {
-        self.incoming(id, number)?.parent
+    /// The parent of this image, against which it is verified, and its length; none: it is not under way.
+    pub fn image_to_verify(&self, id: ProcessId, number: u64) -> Option<(Option<u64>, u64)> {
+        self.incoming(id, number).map(|image| (image.parent, image.content.end()))
     }
 
     /// Drops an image that is under way, unless it is verified. Then the replica may have committed it already, so it will be
