@@ -30,6 +30,7 @@ use crate::journal::Journal;
 use crate::outbox::Outbox;
 use crate::packed::Packed;
 use crate::payload::PayloadLog;
+use crate::pressure::Level;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
 pub use answers::{Accept, Address, Answer, Front, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
@@ -206,11 +207,11 @@ impl Observer {
         &self.outbox
     }
 
-    /// Where received bytes stay with their senders: how many the stream of `slot` may still take, and bytes of the whole outbox.
-    pub fn left_for(&self, slot: Slot) -> Option<(usize, usize)> {
+    /// Where received bytes stay with their senders: how full the outbox is, for the stream of `slot`.
+    pub fn level_for(&self, slot: Slot) -> Option<Level> {
         self.payload.line()?;
-        let queue = &self.table.get(slot)?.outgoing.queue;
-        Some((self.outbox.left(queue), self.outbox.capacity()))
+        let (queue, outbox) = (&self.table.get(slot)?.outgoing.queue, &self.outbox);
+        Some(Level { used: outbox.used(), left: outbox.left(queue), capacity: outbox.capacity() })
     }
 
     /// The connections, to be looked at.

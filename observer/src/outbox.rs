@@ -94,6 +94,11 @@ impl Outbox {
         self.used * self.block
     }
 
+    /// Whether an eighth is in use: how fast it fills is of interest from here on.
+    pub fn is_filling(&self) -> bool {
+        self.used * 8 >= self.next.len()
+    }
+
     /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half.
     pub fn is_pressed(&self) -> bool {
         self.used * 4 >= self.next.len()

@@ -1,48 +1,113 @@
 //! When the next recovery line is asked for, because the outbox fills and the line frees some of it.
 //!
-//! Too early costs images that would not have been needed yet, too late makes sends wait. How much is sent while a line is made shows at each line: the next one is asked for when the
-//! room that is left is some more than that, and a small part of the outbox at most. Where processors are few a line costs more than the wait for it: asking at a half of the outbox made
-//! windows of 16 messages of 4 MiB take twice as long as asking at the last sixteenth (docs/performance.md).
+//! Too early costs images that would not have been needed yet, too late makes sends wait. The first line is asked for at a half. What was sent while a line was made, and what could not
+//! be because sends waited for it, shows how much room the next one needs.
+//!
+//! Where the outbox fills within a second or two the processors are what the job waits for. Then a line that is made beside the sends costs more than the wait for it: with lines asked
+//! for at a half, windows of 16 messages of 4 MiB took twice as long as with the last sixteenth (docs/performance.md). So the room is at most the part of the outbox that the time to fill
+//! it is of [`SLOW`].
 
 use std::time::Duration;
 
-/// The most that is left when a line is asked for: a part of the outbox.
-const MOST: usize = 16;
+/// The least that the room of a line may be limited to, as a part of the outbox.
+const LEAST: usize = 16;
+/// Of an outbox that takes so long to fill, all but a quarter may be left when a line is asked for.
+const SLOW: Duration = Duration::from_secs(6);
+/// A wait for a line that is no reason to ask for the next one earlier.
+const TOLERATED: Duration = Duration::from_millis(40);
 /// Time until the node is told again.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// The outbox, after bytes were sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level {
+    /// Bytes that are in use.
+    pub used: usize,
+    /// Bytes that the stream of the connection could take more, where each counts twice: it leaves as much free as it uses.
+    pub left: usize,
+    /// Bytes of the whole outbox.
+    pub capacity: usize,
+}
+
+/// From one line that freed room to the next one.
+#[derive(Debug, Clone, Copy)]
+struct Cycle {
+    since: Duration,
+    /// What was in use at its beginning.
+    used: usize,
+    asked: Option<Asked>,
+}
+
+/// A line was asked for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// What was left then.
+    at: usize,
+    /// The least that was left since.
+    least: usize,
+}
 
 /// See the module's text.
 #[derive(Debug, Clone, Default)]
 pub struct Pressure {
-    /// What was left when a line was asked for, and the least that was left since; none: no line that was asked for is awaited.
-    asked: Option<(usize, usize)>,
-    /// What was sent while the last line was made; none: none was.
-    taken: Option<usize>,
+    cycle: Option<Cycle>,
+    /// What was in use at the last look.
+    used: usize,
+    /// What is to be left when the next line is asked for; none: no line has shown it.
+    reserve: Option<usize>,
+    /// Bytes that were sent in a second, in the last cycle that was long enough to tell; none: none was.
+    rate: Option<f64>,
+    /// The longest wait for room in this cycle.
+    waited: Duration,
     again: Duration,
 }
 
 impl Pressure {
-    /// Bytes were sent; of `capacity` the stream that they belong to could take `left` more. True: a recovery line is to be asked for, now.
-    pub fn handle_sent(&mut self, now: impl FnOnce() -> Duration, left: usize, capacity: usize) -> bool {
-        if let Some((at, least)) = &mut self.asked {
-            *least = left.min(*least);
-            if left > *at {
-                self.taken = Some(*at - *least);
-                self.asked = None;
-            }
+    /// A send has waited for room.
+    pub fn handle_waited(&mut self, waited: Duration) {
+        self.waited = self.waited.max(waited);
+    }
+
+    /// Bytes were sent. True: a recovery line is to be asked for, now.
+    pub fn handle_sent(&mut self, now: impl Fn() -> Duration, level: Level) -> bool {
+        let has_freed = level.used + level.capacity / LEAST < self.used;
+        if has_freed {
+            self.end_cycle(level.capacity);
         }
-        let most = capacity / MOST;
-        let reserve = self.taken.map_or(most, |taken| (taken + taken / 4).min(most));
-        if left > reserve {
+        self.used = level.used;
+        let cycle = self.cycle.get_or_insert_with(|| Cycle { since: now(), used: level.used, asked: None });
+        if let Some(asked) = &mut cycle.asked {
+            asked.least = asked.least.min(level.left);
+        }
+        if level.left > self.reserve.unwrap_or(level.capacity / 2) {
             return false;
         }
-        self.asked.get_or_insert((left, left));
         let now = now();
+        if cycle.asked.is_none() {
+            cycle.asked = Some(Asked { at: level.left, least: level.left });
+            let (sent, time) = (level.used.saturating_sub(cycle.used), now.saturating_sub(cycle.since));
+            if sent >= level.capacity / LEAST && !time.is_zero() {
+                self.rate = Some(sent as f64 / time.as_secs_f64());
+            }
+        }
         let is_due = now >= self.again;
         if is_due {
             self.again = now + AGAIN;
         }
         is_due
+    }
+
+    /// A line has freed room: how much the next one needs.
+    fn end_cycle(&mut self, capacity: usize) {
+        let waited = std::mem::take(&mut self.waited).saturating_sub(TOLERATED);
+        let Some(Asked { at, least }) = self.cycle.take().and_then(|cycle| cycle.asked) else { return };
+        let capacity = capacity as f64;
+        // Each byte that a stream sends counts twice.
+        let rate = self.rate.map(|rate| rate * 2.0);
+        let lacking = rate.map_or(0.0, |rate| rate * waited.as_secs_f64());
+        let part = rate.map_or(f64::INFINITY, |rate| capacity / rate / SLOW.as_secs_f64());
+        let most = capacity * part.clamp(1.0 / LEAST as f64, 0.75);
+        self.reserve = Some((((at - least) as f64 + lacking) * 1.25).min(most) as usize);
     }
 }
 
@@ -50,32 +115,86 @@ impl Pressure {
 mod tests {
     use super::*;
 
-    /// Sends until a line is asked for, and on until so much more was sent; then the line frees all but that. Returns what was left when it was asked for.
-    fn cycle(pressure: &mut Pressure, left: &mut usize, now: &mut Duration, meanwhile: usize) -> usize {
-        while !pressure.handle_sent(|| *now, *left, 1_000) {
-            *left -= 10;
-            *now += AGAIN;
+    const CAPACITY: usize = 1 << 30;
+    const STEP: Duration = Duration::from_millis(2);
+
+    /// A job with one stream, of so many bytes in a second, whose lines take so long.
+    struct Job {
+        pressure: Pressure,
+        now: Duration,
+        used: usize,
+        rate: usize,
+        line: Duration,
+    }
+
+    impl Job {
+        fn new(rate: usize, line: Duration) -> Self {
+            Job { pressure: Pressure::default(), now: Duration::ZERO, used: 0, rate, line }
         }
-        let asked = *left;
-        for _ in 0..meanwhile / 10 {
-            *left = left.saturating_sub(10);
-            pressure.handle_sent(|| *now, *left, 1_000);
+
+        fn send(&mut self) -> bool {
+            let left = CAPACITY.saturating_sub(2 * self.used);
+            let now = self.now;
+            self.pressure.handle_sent(|| now, Level { used: self.used, left, capacity: CAPACITY })
         }
-        *left = 1_000 - meanwhile;
-        asked
+
+        /// Sends until a line is asked for, and on while it is made. Returns what was in use when it was asked for, and the longest wait.
+        fn cycle(&mut self) -> (usize, Duration) {
+            let step = (self.rate as f64 * STEP.as_secs_f64()) as usize;
+            while !self.send() {
+                (self.used, self.now) = (self.used + step, self.now + STEP);
+            }
+            let (asked, until, mut sent, mut full) = (self.used, self.now + self.line, 0, None);
+            while self.now < until {
+                if self.used + step <= CAPACITY / 2 {
+                    (self.used, sent) = (self.used + step, sent + step);
+                    self.send();
+                } else {
+                    full.get_or_insert(self.now);
+                }
+                self.now += STEP;
+            }
+            let waited = full.map_or(Duration::ZERO, |full| self.now - full);
+            self.pressure.handle_waited(waited);
+            self.used = sent;
+            (asked, waited)
+        }
     }
 
     #[test]
-    fn the_next_line_is_asked_for_in_time_for_what_the_last_one_took() {
-        let (mut pressure, mut left, mut now) = (Pressure::default(), 1_000, Duration::ZERO);
-        let asked = [60, 30, 30].map(|meanwhile| cycle(&mut pressure, &mut left, &mut now, meanwhile));
-        assert_eq!(asked, [60, 60, 30], "a sixteenth at most, and else a quarter more than the last line took");
+    fn a_slow_sender_does_not_wait_for_lines() {
+        let mut job = Job::new(100_000_000, Duration::from_millis(1_500));
+        for cycle in 0..10 {
+            assert_eq!(job.cycle().1, Duration::ZERO, "{cycle}");
+        }
+        // Longer lines make it wait once, and then a little.
+        job.line = Duration::from_millis(2_200);
+        let waits: Vec<Duration> = (0..6).map(|_| job.cycle().1).collect();
+        assert!(waits[1..].iter().all(|waited| *waited <= TOLERATED + STEP), "{waits:?}");
+    }
+
+    #[test]
+    fn a_line_that_is_made_in_no_time_is_asked_for_late() {
+        let mut job = Job::new(100_000_000, Duration::from_millis(10));
+        let asked: Vec<usize> = (0..3).map(|_| job.cycle().0).collect();
+        assert_eq!(asked[0] / (CAPACITY / 100), 25);
+        assert!(asked[1..].iter().all(|asked| *asked > CAPACITY * 49 / 100), "{asked:?}");
+    }
+
+    #[test]
+    fn a_job_that_fills_the_outbox_at_once_waits_for_a_part_of_each_line() {
+        let mut job = Job::new(5_000_000_000, Duration::from_millis(160));
+        let cycles: Vec<_> = (0..6).map(|_| job.cycle()).collect();
+        for (asked, waited) in &cycles[1..] {
+            assert!(*asked >= CAPACITY * 15 / 32 - CAPACITY / 100 && *waited > TOLERATED, "{cycles:?}");
+        }
     }
 
     #[test]
     fn the_node_is_told_again_after_a_while() {
         let mut pressure = Pressure::default();
-        let told = [0, 10, 49, 50, 60].map(|ms| pressure.handle_sent(|| Duration::from_millis(1_000 + ms), 50, 1_000));
+        let level = Level { used: 475, left: 50, capacity: 1_000 };
+        let told = [0, 10, 49, 50, 60].map(|ms| pressure.handle_sent(|| Duration::from_millis(1_000 + ms), level));
         assert_eq!(told, [true, false, false, true, false]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use radic_observer::Transmit;
 use radic_observer::connection::Slot;
@@ -114,6 +115,7 @@ impl Layer {
     pub fn note_room(&mut self, slot: Slot) {
         let Some((_, since)) = self.full.take_if(|(full, _)| *full == slot) else { return };
         let waited = sys::now() - since;
+        self.pressure.handle_waited(Duration::from_nanos(waited));
         counters::add(Counter::FullNs, waited);
         counters::set(Counter::LongestFullNs, counters::get(Counter::LongestFullNs).max(waited));
     }

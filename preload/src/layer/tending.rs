@@ -139,6 +139,13 @@ impl Layer {
         // If it has waited at the gate, that was told before.
         self.haste.handle_gate(shipping::clock, false, false);
         self.tend_links_in_passing();
+        if self.observer.outbox().is_filling() {
+            self.note_filling(slot);
+        }
+    }
+
+    #[cold]
+    fn note_filling(&mut self, slot: Slot) {
         if self.observer.outbox().is_pressed() {
             let now = sys::now();
             if now >= self.ask_at {
@@ -146,14 +153,14 @@ impl Layer {
                 self.hear_node();
                 self.ask_stable();
             }
-            self.tell_pressed(slot);
         }
+        self.tell_pressed(slot);
     }
 
     /// Where received bytes stay with their senders the next recovery line frees some of the outbox. It is wanted before that is full.
     pub fn tell_pressed(&mut self, slot: Slot) {
-        if let Some((left, capacity)) = self.observer.left_for(slot)
-            && self.pressure.handle_sent(shipping::clock, left, capacity)
+        if let Some(level) = self.observer.level_for(slot)
+            && self.pressure.handle_sent(shipping::clock, level)
         {
             // A node that is gone ends this process elsewhere.
             _ = self.node.send(&ToNode::Pressed);

@@ -661,8 +661,9 @@ impl World {
     fn tell_pressed(&mut self, pid: u32) {
         let now = self.now;
         let lib = self.lib(pid);
-        let fullest = lib.observer.table().iter().filter_map(|(slot, _)| lib.observer.left_for(slot)).min();
-        if fullest.is_some_and(|(left, capacity)| lib.pressure.handle_sent(|| now, left, capacity)) {
+        let fullest =
+            lib.observer.table().iter().filter_map(|(slot, _)| lib.observer.level_for(slot)).min_by_key(|level| level.left);
+        if fullest.is_some_and(|level| lib.pressure.handle_sent(|| now, level)) {
             self.tell_node(pid, ToNode::Pressed);
         }
     }
