@@ -4,7 +4,7 @@
 //! - One image is made and shipped at a time. A checkpoint that is wanted meanwhile begins when that one has ended.
 //! - A request of the node is answered by the first image that begins after it. An image that was under way when the request came says nothing of it.
 //! - Each image is an increment of the last one that the protector has committed, but a whole one is made when there is none, after [`limits::LAYERS`] layers, when
-//!   the protector wants one (the chain has become two times as long as its longest image), and after the protector has refused an image.
+//!   the protector wants one (increments save nothing, or the chain has become two times as long as its longest image), and after the protector has refused an image.
 //! - What the engine refuses costs the process a pause each time. So after a refusal the engine rests, twice as long after each further one in a row.
 
 use std::collections::VecDeque;

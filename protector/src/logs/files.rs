@@ -33,8 +33,8 @@ const SEGMENT: u64 = 16 << 20;
 const PIECE: u64 = 64 << 10;
 /// Files that are open at once; more are opened again.
 const OPEN: usize = 512;
-/// Files of images of one process that are set aside: as many as a chain of increments has, as a rule, which are deleted together.
-const SPARES: usize = 3;
+/// Files of images of one process that are set aside: a whole image and its increment are deleted together.
+const SPARES: usize = 2;
 const LOCK: &str = "lock";
 
 /// The directory of a process.

@@ -42,8 +42,8 @@
 //! - An image has a connection of its own: `ImageBegin` as a frame in records of its own, then its bytes to the last record ([`radic_wire::record`]).
 //!   It is closed early when the image is refused. A connection that ends in another way, or is reset, refuses the image.
 //! - After a hello comes, behind the welcome, `Committed` with the newest image, because the first such message may have been
-//!   lost, or `ImageWanted`. Behind any `Committed` may come `WholeWanted`: the chain has become two times as long as its longest
-//!   image.
+//!   lost, or `ImageWanted`. Behind any `Committed` may come `WholeWanted`: increments save nothing, or the chain has become
+//!   two times as long as its longest image.
 //! - `AskStable` and `Forget` are not answered here: an observer asks the protector of its own node, which knows where the other end is.
 //!
 //! # Invariants

@@ -106,12 +106,13 @@ impl Images {
         }
     }
 
-    /// Whether the next image should be a whole one, because the chain is longer than two times the longest image of it. A whole one is at least as long as that: of a
-    /// process whose memory grows the first image says little.
+    /// Whether the next image should be a whole one: the last increment is about as long as the longest other image of the chain, so increments save nothing, or the chain is longer than
+    /// two times its longest image. A whole one is at least as long as that: of a process whose memory grows the first image says little.
     pub(super) fn wants_whole(&self) -> bool {
-        let lengths = self.chain().iter().map(|image| image.content.end());
-        let (all, longest) =
-            lengths.fold((0u64, 0u64), |(all, longest), length| (all.saturating_add(length), longest.max(length)));
-        all > 2 * longest && all > limits::CHAIN
+        let lengths: Vec<u64> = self.chain().iter().map(|image| image.content.end()).collect();
+        let Some((last, others)) = lengths.split_last() else { return false };
+        let (all, other) = (lengths.iter().sum::<u64>(), others.iter().copied().max().unwrap_or(0));
+        let saves_nothing = last.abs_diff(other) < other / 8;
+        all > limits::CHAIN && (saves_nothing || all > 2 * other.max(*last))
     }
 }
