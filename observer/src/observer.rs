@@ -153,8 +153,10 @@ impl Observer {
         if config.causes.is_some() {
             payload.has_causes();
         }
+        let mut outbox = Outbox::new(config.outbox_blocks, config.outbox_block);
         if config.payload_stays {
             payload.stays_with_senders();
+            outbox.expect_lines();
         }
         Observer {
             me,
@@ -162,7 +164,7 @@ impl Observer {
             journal: begun,
             causes: config.causes.map(|bounds| Causes::new(me.rank, bounds)),
             payload,
-            outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
+            outbox,
             table,
             checkpoints: Checkpoints::default(),
             replay: None,

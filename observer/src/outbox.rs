@@ -3,11 +3,14 @@
 //! One pool of blocks for all streams of the process; each stream chains the blocks it needs, so a stream that stalls holds only
 //! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so a stream with a receiver that
 //! does not read gets half of the pool, the next a quarter, and there is always something left for those that move. (Else a program
-//! could hang here that does not hang on sockets, each of which has a buffer of its own.) Everything in the outbox has passed the
-//! gate: it may leave, and leave again, at any time.
+//! could hang here that does not hang on sockets, each of which has a buffer of its own.) Where recovery lines free the outbox it may
+//! take [`SHARE_WITH_LINES`] times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
+//! in the outbox has passed the gate: it may leave, and leave again, at any time.
 
 use std::ops::Range;
 
+/// A stream may take so many times what it leaves free, where recovery lines free the outbox.
+const SHARE_WITH_LINES: usize = 7;
 /// No block.
 const NONE: u32 = u32::MAX;
 
@@ -70,6 +73,8 @@ pub struct Outbox {
     /// Blocks from here on were never used: neither they nor their `next` was touched, so they cost no memory yet.
     fresh: u32,
     used: usize,
+    /// A stream may take so many times what it leaves free.
+    share: usize,
 }
 
 impl Outbox {
@@ -80,7 +85,12 @@ impl Outbox {
     pub fn new(blocks: usize, block: usize) -> Self {
         assert!(block > 0 && blocks < NONE as usize, "{blocks} blocks of {block} bytes");
         let (bytes, next) = (vec![0; blocks * block].into_boxed_slice(), vec![0; blocks].into_boxed_slice());
-        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0 }
+        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0, share: 1 }
+    }
+
+    /// Recovery lines free it.
+    pub fn expect_lines(&mut self) {
+        self.share = SHARE_WITH_LINES;
     }
 
     /// The addresses where bytes are kept.
@@ -99,7 +109,7 @@ impl Outbox {
         self.used * 8 >= self.next.len()
     }
 
-    /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half.
+    /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half or more.
     pub fn is_pressed(&self) -> bool {
         self.used * 4 >= self.next.len()
     }
@@ -109,9 +119,16 @@ impl Outbox {
         self.next.len() * self.block
     }
 
-    /// Bytes that are free beyond what `queue` has to leave free: it is full when there are none.
+    /// Bytes that `queue` could take in whole blocks: it is full when there are none.
     pub fn left(&self, queue: &Queue) -> usize {
-        (self.next.len() - self.used).saturating_sub(self.blocks_of(queue)) * self.block
+        self.blocks_for(queue) * self.block
+    }
+
+    /// Blocks that `queue` could take. A queue that has none gets one as long as there are any.
+    fn blocks_for(&self, queue: &Queue) -> usize {
+        let (free, own) = (self.next.len() - self.used, self.blocks_of(queue));
+        let more = (free * self.share).saturating_sub(own) / (self.share + 1);
+        if own == 0 { more.max(free.min(1)) } else { more }
     }
 
     fn blocks_of(&self, queue: &Queue) -> usize {
@@ -120,10 +137,7 @@ impl Outbox {
 
     /// Bytes that `queue` could take now.
     pub fn room(&self, queue: &Queue) -> usize {
-        let free = self.next.len() - self.used;
-        let own = self.blocks_of(queue);
-        let more = if own == 0 { free.div_ceil(2) } else { free.saturating_sub(own) / 2 };
-        self.bytes_in(queue, more)
+        self.bytes_in(queue, self.blocks_for(queue))
     }
 
     /// Free bytes of the queue's last block and of so many more.
@@ -356,6 +370,15 @@ mod tests {
         assert!(!outbox.is_pressed());
         assert_eq!(outbox.append(&mut queue, &[0; 1]), 1);
         assert!(outbox.is_pressed() && outbox.room(&queue) == 11);
+    }
+
+    #[test]
+    fn where_lines_free_it_a_stream_gets_more_and_still_leaves_room_for_others() {
+        let mut outbox = Outbox::new(64, 4);
+        outbox.expect_lines();
+        let mut queues = [Queue::default(), Queue::default(), Queue::default()];
+        let taken = queues.each_mut().map(|queue| (0..9).map(|_| outbox.append(queue, &[0; 1_000])).sum::<usize>());
+        assert_eq!(taken, [56 * 4, 7 * 4, 4]);
     }
 
     #[test]

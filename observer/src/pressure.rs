@@ -10,9 +10,11 @@
 use std::time::Duration;
 
 /// The least that the room of a line may be limited to, as a part of the outbox.
-const LEAST: usize = 16;
+const LEAST: usize = 32;
+/// A smaller part of the outbox is no sign that a line has freed some of it, or of how fast it fills.
+const TELLS: usize = 16;
 /// Of an outbox that takes so long to fill, all but a quarter may be left when a line is asked for.
-const SLOW: Duration = Duration::from_secs(6);
+const SLOW: Duration = Duration::from_secs(10);
 /// A wait for a line that is no reason to ask for the next one earlier.
 const TOLERATED: Duration = Duration::from_millis(40);
 /// Time until the node is told again.
@@ -23,7 +25,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub struct Level {
     /// Bytes that are in use.
     pub used: usize,
-    /// Bytes that the stream of the connection could take more, where each counts twice: it leaves as much free as it uses.
+    /// Bytes that the stream of the connection could take more.
     pub left: usize,
     /// Bytes of the whole outbox.
     pub capacity: usize,
@@ -70,7 +72,7 @@ impl Pressure {
 
     /// Bytes were sent. True: a recovery line is to be asked for, now.
     pub fn handle_sent(&mut self, now: impl Fn() -> Duration, level: Level) -> bool {
-        let has_freed = level.used + level.capacity / LEAST < self.used;
+        let has_freed = level.used + level.capacity / TELLS < self.used;
         if has_freed {
             self.end_cycle(level.capacity);
         }
@@ -86,7 +88,7 @@ impl Pressure {
         if cycle.asked.is_none() {
             cycle.asked = Some(Asked { at: level.left, least: level.left });
             let (sent, time) = (level.used.saturating_sub(cycle.used), now.saturating_sub(cycle.since));
-            if sent >= level.capacity / LEAST && !time.is_zero() {
+            if sent >= level.capacity / TELLS && !time.is_zero() {
                 self.rate = Some(sent as f64 / time.as_secs_f64());
             }
         }
@@ -102,10 +104,8 @@ impl Pressure {
         let waited = std::mem::take(&mut self.waited).saturating_sub(TOLERATED);
         let Some(Asked { at, least }) = self.cycle.take().and_then(|cycle| cycle.asked) else { return };
         let capacity = capacity as f64;
-        // Each byte that a stream sends counts twice.
-        let rate = self.rate.map(|rate| rate * 2.0);
-        let lacking = rate.map_or(0.0, |rate| rate * waited.as_secs_f64());
-        let part = rate.map_or(f64::INFINITY, |rate| capacity / rate / SLOW.as_secs_f64());
+        let lacking = self.rate.map_or(0.0, |rate| rate * waited.as_secs_f64());
+        let part = self.rate.map_or(f64::INFINITY, |rate| capacity / rate / SLOW.as_secs_f64());
         let most = capacity * part.clamp(1.0 / LEAST as f64, 0.75);
         let needed = ((at - least) as f64 + lacking) * 1.5;
         let before = self.reserve.map_or(0, |reserve| reserve - reserve / 8);
@@ -135,7 +135,7 @@ mod tests {
         }
 
         fn send(&mut self) -> bool {
-            let left = CAPACITY.saturating_sub(2 * self.used);
+            let left = CAPACITY - self.used;
             let now = self.now;
             self.pressure.handle_sent(|| now, Level { used: self.used, left, capacity: CAPACITY })
         }
@@ -148,7 +148,7 @@ mod tests {
             }
             let (asked, until, mut sent, mut full) = (self.used, self.now + self.line, 0, None);
             while self.now < until {
-                if self.used + step <= CAPACITY / 2 {
+                if self.used + step <= CAPACITY {
                     (self.used, sent) = (self.used + step, sent + step);
                     self.send();
                 } else {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_slow_sender_does_not_wait_for_lines() {
-        let mut job = Job::new(100_000_000, Duration::from_millis(1_500));
+        let mut job = Job::new(200_000_000, Duration::from_millis(1_500));
         for cycle in 0..10 {
             assert_eq!(job.cycle().1, Duration::ZERO, "{cycle}");
         }
@@ -177,10 +177,10 @@ mod tests {
 
     #[test]
     fn a_line_that_is_made_in_no_time_is_asked_for_late() {
-        let mut job = Job::new(100_000_000, Duration::from_millis(10));
+        let mut job = Job::new(200_000_000, Duration::from_millis(10));
         let asked: Vec<usize> = (0..40).map(|_| job.cycle().0).collect();
-        assert_eq!(asked[0] / (CAPACITY / 100), 12);
-        assert!(asked[30..].iter().all(|asked| *asked > CAPACITY * 49 / 100), "{asked:?}");
+        assert_eq!(asked[0] / (CAPACITY / 100), 25);
+        assert!(asked[30..].iter().all(|asked| *asked > CAPACITY * 98 / 100), "{asked:?}");
     }
 
     #[test]
@@ -188,14 +188,14 @@ mod tests {
         let mut job = Job::new(5_000_000_000, Duration::from_millis(160));
         let cycles: Vec<_> = (0..6).map(|_| job.cycle()).collect();
         for (asked, waited) in &cycles[1..] {
-            assert!(*asked >= CAPACITY * 15 / 32 - CAPACITY / 100 && *waited > TOLERATED, "{cycles:?}");
+            assert!(*asked >= CAPACITY * 30 / 32 && *waited > TOLERATED, "{cycles:?}");
         }
     }
 
     #[test]
     fn the_node_is_told_again_after_a_while() {
         let mut pressure = Pressure::default();
-        let level = Level { used: 475, left: 50, capacity: 1_000 };
+        let level = Level { used: 950, left: 50, capacity: 1_000 };
         let told = [0, 10, 49, 50, 60].map(|ms| pressure.handle_sent(|| Duration::from_millis(1_000 + ms), level));
         assert_eq!(told, [true, false, false, true, false]);
     }

@@ -9,6 +9,7 @@
 mod asking;
 mod ending;
 mod framing;
+mod giving_way;
 mod held;
 mod joining;
 mod sending;
@@ -21,6 +22,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use giving_way::Vain;
 use radic_observer::Observer;
 use radic_observer::connection::Slot;
 use radic_observer::haste::Haste;
@@ -197,6 +199,7 @@ pub struct Layer {
     /// Threads that sleep in the kernel, in a call that waits.
     pub(crate) sleepers: u32,
     idle: u32,
+    pub(crate) vain: Vain,
 }
 
 impl Layer {

@@ -47,6 +47,11 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The time of a processor that the calling thread has used, in nanoseconds.
+pub fn time_of_thread() -> u64 {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0) as u64
+}
+
 /// Moves a new descriptor out of the way of the program's, and marks it as the layer's own.
 pub fn high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let moved = match rustix::io::fcntl_dupfd_cloexec(&fd, HIGH) {

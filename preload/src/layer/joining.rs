@@ -17,6 +17,7 @@ use radic_wire::{PROTOCOL_VERSION, limits, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::giving_way::Vain;
 use super::{Layer, held};
 use crate::channel::{Channel, Identity};
 use crate::image::Images;
@@ -157,6 +158,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         full: None,
         sleepers: 0,
         idle: 0,
+        vain: Vain::default(),
     };
     layer.say_hello();
     layer.await_session();

@@ -84,6 +84,7 @@ impl Layer {
     /// Something was received: payload waits to be shipped.
     pub fn note_received(&mut self) {
         self.idle = 0;
+        self.vain.handle_something();
         self.tend_links_in_passing();
         if self.observer.payload().is_due() {
             // Payload follows the journal that it depends on.
@@ -136,6 +137,7 @@ impl Layer {
     /// Bytes were offered on `slot`. If the outbox fills it is asked what is stable, before it is full.
     pub fn note_sent(&mut self, slot: Slot) {
         self.idle = 0;
+        self.vain.handle_something();
         // If it has waited at the gate, that was told before.
         self.haste.handle_gate(shipping::clock, false, false);
         self.tend_links_in_passing();

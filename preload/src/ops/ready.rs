@@ -239,7 +239,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
     }
     let room = events.len().min(READY_FDS);
     let asked = Asked::Epoll { epoll, events: &mut events[..room] };
-    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None, due: None }.run(layer))
+    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None, due: None, has_slept: false }.run(layer))
 }
 
 /// Without the layer: only the program's words are put in.
@@ -280,7 +280,18 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     if !logged && !must_tend(&layer, limit) {
         return None;
     }
-    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer.thread(), deadline: None, due: None }.run(layer))
+    Some(
+        Waiting {
+            asked: Asked::Poll { fds },
+            limit,
+            logged,
+            thread: layer.thread(),
+            deadline: None,
+            due: None,
+            has_slept: false,
+        }
+        .run(layer),
+    )
 }
 
 /// Whether a peer may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
@@ -543,6 +554,9 @@ fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
     is_so(set, due)
 }
 
+/// The sleep of a call that gives way, in nanoseconds.
+const GIVES_WAY_NS: u64 = 500_000;
+
 /// A call under way.
 struct Waiting<'a> {
     asked: Asked<'a>,
@@ -553,6 +567,8 @@ struct Waiting<'a> {
     deadline: Option<u64>,
     /// Until when it waits for what its outcome says of the program's own descriptors, once it does.
     due: Option<u64>,
+    /// It does not wait, and has slept all the same.
+    has_slept: bool,
 }
 
 impl Waiting<'_> {
@@ -578,7 +594,12 @@ impl Waiting<'_> {
             layer.drain();
             relieve(&mut layer);
             match self.asked.ask(&mut layer, self.limit.mask, &mut found) {
-                Ok(0) if self.left() == Some(0) => return Ok(self.nothing(&mut layer)),
+                Ok(0) if self.left() == Some(0) => {
+                    if !self.logged || self.has_slept || !layer.gives_way() {
+                        return Ok(self.nothing(&mut layer));
+                    }
+                    layer = self.give_way(layer)?;
+                }
                 Ok(0) => layer = self.wait(layer)?,
                 Ok(count) => return Ok(self.ready(&mut layer, &found, count)),
                 Err(error) => return Err(self.failed(&mut layer, error)),
@@ -663,6 +684,15 @@ impl Waiting<'_> {
             Err(Errno::INTR) if layer.observer.is_replaying() => Ok(layer),
             Err(error) => Err(self.failed(&mut layer, error)),
         }
+    }
+
+    /// Sleeps until there is something, and not for long.
+    fn give_way(&mut self, layer: Held) -> Result<Held, Errno> {
+        self.has_slept = true;
+        // What is writable for the kernel only would end the sleep at once.
+        let set = if STARVED.load(Ordering::Relaxed) { Vec::new() } else { self.asked.awaited() };
+        let set: Vec<_> = set.iter().map(|polled| (polled.fd, PollFlags::from_bits_retain(polled.events as u16))).collect();
+        super::wait_awhile(layer, &set, sys::now() + GIVES_WAY_NS)
     }
 
     fn nothing(&self, layer: &mut Layer) -> usize {

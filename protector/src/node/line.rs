@@ -135,9 +135,9 @@ impl JobLines {
         self.failed > 0
     }
 
-    /// The next line is to be made soon.
+    /// A line is to be made soon. One that is under way is that line: a rank that it does not help asks again.
     pub(super) fn want(&mut self) {
-        self.is_wanted = true;
+        self.is_wanted |= self.phase == Phase::Idle || self.is_seeking();
     }
 
     /// When [`JobLines::poll`] has something to do, at the latest.
