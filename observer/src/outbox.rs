@@ -4,7 +4,7 @@
 //! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so a stream with a receiver that
 //! does not read gets half of the pool, the next a quarter, and there is always something left for those that move. (Else a program
 //! could hang here that does not hang on sockets, each of which has a buffer of its own.) Where recovery lines free the outbox it may
-//! take [`SHARE_WITH_LINES`] times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
+//! take seven times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
 //! in the outbox has passed the gate: it may leave, and leave again, at any time.
 
 use std::ops::Range;

@@ -5,7 +5,7 @@
 //!
 //! Where the outbox fills within a second or two the processors are what the job waits for. Then a line that is made beside the sends costs more than the wait for it: with lines asked
 //! for at a half, windows of 16 messages of 4 MiB took twice as long as with the last sixteenth (docs/performance.md). So the room is at most the part of the outbox that the time to fill
-//! it is of [`SLOW`].
+//! it is of ten seconds.
 
 use std::time::Duration;
 

@@ -55,10 +55,9 @@ pub fn code_path(image: &Path) -> PathBuf {
 /// Opens an image to read it. What is opened stays what it is until it is closed.
 pub fn open_image(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::NotFound.into()),
-        // Where files cannot be locked none is set aside.
-        Ok(()) | Err(_) => {}
+    // Where files cannot be locked none is set aside.
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+        return Err(io::ErrorKind::NotFound.into());
     }
     // It may have been set aside before it was locked.
     let (of, named) = (file.metadata()?, fs::metadata(path)?);
