@@ -12,7 +12,7 @@ mkdir -p "$folder"
 export CARGO=${CARGO:-cargo}
 export long=" causal faults matrix networks pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
 # Those that take longest first.
-waiting=" packages input death folders output config show schedulers "
+waiting=" packages gridengine input death folders output config show schedulers "
 AT_ONCE=3
 draws() {
     [ "${RADIC_DRAW:-}" = 1 ] && [ "${RADIC_LONG:-}" != 1 ] && [[ $long == *" $1 "* ]]
