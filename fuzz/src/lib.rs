@@ -44,6 +44,9 @@ mod logs;
 #[path = "../../protector/src/logserver/mod.rs"]
 mod logserver;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
+#[path = "../../protector/src/machine.rs"]
+mod machine;
+#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/memory.rs"]
 mod memory;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]

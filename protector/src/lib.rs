@@ -23,6 +23,7 @@ pub mod folder;
 pub mod link;
 pub mod logs;
 pub mod logserver;
+mod machine;
 pub mod membership;
 mod memory;
 pub mod node;

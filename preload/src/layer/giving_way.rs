@@ -1,5 +1,5 @@
 //! Giving way to the work that this process waits for. MPI libraries poll and yield while they wait, and take most of a processor from whatever else is to run there. While an image of
-//! this process is on its way, or its outbox is full, that is what the job waits for: log services, and the copy that writes the image. A process that polls in vain then, many times
+//! this process is on its way, its outbox is full, or a peer is lost, that is what the job waits for: log services, the copy that writes the image, the peer that comes back. A process that polls in vain then, many times
 //! in a row and without computing in between, sleeps for a moment in the poll; what it polls for ends the sleep.
 
 use super::Layer;
@@ -36,7 +36,7 @@ impl Vain {
 impl Layer {
     /// A poll that does not wait has found nothing. Whether it is to wait for a moment all the same.
     pub fn gives_way(&mut self) -> bool {
-        let is_awaited = self.full.is_some() || self.images.machine.under_way().is_some();
+        let is_awaited = self.full.is_some() || self.images.machine.under_way().is_some() || self.links.is_any_down();
         is_awaited && !self.observer.is_replaying() && self.vain.handle_nothing(sys::time_of_thread())
     }
 }

@@ -16,7 +16,6 @@ mod grace;
 pub mod keeper;
 mod launcher;
 mod local;
-mod machine;
 mod observers;
 mod orphans;
 mod peers;
@@ -171,7 +170,7 @@ fn node_config(
         found: seeds.found,
         timing: config.timing.clone(),
         memory: resident_memory,
-        machine_memory: machine::memory(),
+        machine_memory: crate::machine::memory(),
         addresses,
         counters: counters::read,
         activity: counters::activity,

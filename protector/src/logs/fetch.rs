@@ -19,6 +19,7 @@ use super::client::Client;
 use super::files::image_path;
 use super::verify;
 use crate::fetching::{Fetch, FetchAction, FetchError, LOGIN};
+use crate::machine;
 use crate::store::Speaker;
 
 /// Bytes that are read at once.
@@ -30,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(250);
 
 /// Fetches the images of a process, and gives what `assemble` makes of their files: open, verified, each at its beginning. `dir`
 /// is the directory of this node's log service: its own images are there, and others go into files without names in it, or in
-/// memory if it is full.
+/// memory.
 pub fn fetch<T>(
     wanted: &mut Fetch,
     begun: Instant,
@@ -198,8 +199,12 @@ impl Connection {
         }
     }
 }
-/// A file without a name that has room for this many bytes: in this directory, or in [`MEMORY`] if there is no room. A full disk
-/// stops checkpoints, but should not stop a process from being brought back.
+/// Images fetched into memory may take one of so many parts of what is free there: the process itself takes another one.
+const PARTS: u64 = 4;
+
+/// A file without a name that has room for this many bytes: in [`MEMORY`] if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
+/// GiB, as the kernel makes those wait that write more than it has memory for. If there is no room in the directory it is in memory all the same: a full disk stops checkpoints, but
+/// should not stop a process from being brought back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
     let reserve = |dir: &Path| -> io::Result<fs::File> {
         let file = nameless(dir)?;
@@ -210,6 +215,11 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
             Err(error) => Err(error.into()),
         }
     };
+    if bytes <= machine::free() / PARTS
+        && let Ok(file) = reserve(Path::new(MEMORY))
+    {
+        return Ok(file);
+    }
     match reserve(dir) {
         Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
             reserve(Path::new(MEMORY)).map_err(|_| error)

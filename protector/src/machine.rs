@@ -5,18 +5,31 @@ use std::path::Path;
 
 /// The memory that the programs of this node may have together, in bytes: the machine's, or less if a control group of this process bounds it. 0 if the kernel does not tell.
 pub fn memory() -> u64 {
-    let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_of(&text)).unwrap_or(0);
+    least("MemTotal:", |_, bound| Some(bound))
+}
+
+/// The memory that could be used now without taking any from another program, in bytes. 0 if the kernel does not tell.
+pub fn free() -> u64 {
+    least("MemAvailable:", |group, bound| {
+        let used = fs::read_to_string(group.join("memory.current")).ok()?;
+        Some(bound.saturating_sub(used.trim().parse().ok()?))
+    })
+}
+
+/// The least of what the machine says under this name, and of what `of_group` makes of each bound of a control group, and its folder.
+fn least(name: &str, of_group: impl Fn(&Path, u64) -> Option<u64>) -> u64 {
+    let all = fs::read_to_string("/proc/meminfo").ok().and_then(|text| value_of(&text, name)).unwrap_or(0);
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text).map(str::to_owned));
     let bounds = group.iter().flat_map(|group| Path::new(group).ancestors()).filter_map(|group| {
         let folder = Path::new("/sys/fs/cgroup").join(group.strip_prefix("/").unwrap_or(group));
-        bound_of(&fs::read_to_string(folder.join("memory.max")).ok()?)
+        of_group(&folder, bound_of(&fs::read_to_string(folder.join("memory.max")).ok()?)?)
     });
-    bounds.chain([total]).min().unwrap_or(total)
+    bounds.chain([all]).min().unwrap_or(all)
 }
 
-/// `MemTotal` of `/proc/meminfo`, in bytes.
-fn total_of(meminfo: &str) -> Option<u64> {
-    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.trim().strip_suffix(" kB")?;
+/// A value of `/proc/meminfo`, in bytes.
+fn value_of(meminfo: &str, name: &str) -> Option<u64> {
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?;
     kib.parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -36,8 +49,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_is_understood() {
-        assert_eq!(total_of("MemTotal:       24000 kB\nMemFree: 1 kB\n"), Some(24_576_000));
-        assert_eq!(total_of("MemTotal: lots\n"), None);
+        assert_eq!(value_of("MemTotal:       24000 kB\nMemFree: 1 kB\n", "MemTotal:"), Some(24_576_000));
+        assert_eq!(value_of("MemTotal: lots\n", "MemTotal:"), None);
         assert_eq!(group_of("1:memory:/old\n0::/user.slice/job\n"), Some("/user.slice/job"));
         assert_eq!(group_of("1:memory:/old\n"), None);
         assert_eq!((bound_of("max\n"), bound_of("1048576\n")), (None, Some(1 << 20)));
@@ -45,6 +58,6 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        assert!(memory() > 1 << 20);
+        assert!(memory() > 1 << 20 && free() <= memory());
     }
 }
