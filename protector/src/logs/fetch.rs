@@ -201,8 +201,10 @@ impl Connection {
 }
 /// Images fetched into memory may take one of so many parts of what is free there: the process itself takes another one.
 const PARTS: u64 = 4;
+/// Images from so many bytes on: a disk takes shorter ones in no time.
+const LONG: u64 = 64 << 20;
 
-/// A file without a name that has room for this many bytes: in [`MEMORY`] if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
+/// A file without a name that has room for this many bytes: in [`MEMORY`] for a long image if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
 /// GiB, as the kernel makes those wait that write more than it has memory for. If there is no room in the directory it is in memory all the same: a full disk stops checkpoints, but
 /// should not stop a process from being brought back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
@@ -215,7 +217,8 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
             Err(error) => Err(error.into()),
         }
     };
-    if bytes <= machine::free() / PARTS
+    if bytes >= LONG
+        && bytes <= machine::free() / PARTS
         && let Ok(file) = reserve(Path::new(MEMORY))
     {
         return Ok(file);
