@@ -11,8 +11,10 @@ use std::time::Duration;
 
 /// The least that the room of a line may be limited to, as a part of the outbox.
 const LEAST: usize = 32;
-/// A smaller part of the outbox is no sign that a line has freed some of it, or of how fast it fills.
+/// A smaller part of the outbox does not show how fast it fills.
 const TELLS: usize = 16;
+/// A smaller part of it is no sign that a line has freed some. A line that is made quickly frees little more than was sent before it.
+const FREED: usize = 2048;
 /// Of an outbox that takes so long to fill, all but a quarter may be left when a line is asked for.
 const SLOW: Duration = Duration::from_secs(10);
 /// A wait for a line that is no reason to ask for the next one earlier.
@@ -72,7 +74,7 @@ impl Pressure {
 
     /// Bytes were sent. True: a recovery line is to be asked for, now.
     pub fn handle_sent(&mut self, now: impl Fn() -> Duration, level: Level) -> bool {
-        let has_freed = level.used + level.capacity / TELLS < self.used;
+        let has_freed = level.used + level.capacity / FREED < self.used;
         if has_freed {
             self.end_cycle(level.capacity);
         }
@@ -173,6 +175,18 @@ mod tests {
         job.line = Duration::from_millis(2_200);
         let waits: Vec<Duration> = (0..6).map(|_| job.cycle().1).collect();
         assert!(waits[1..].iter().all(|waited| *waited <= TOLERATED + STEP), "{waits:?}");
+    }
+
+    /// The outbox is looked at from an eighth on, and the first line is asked for there: what is in use at the next look is as much.
+    #[test]
+    fn a_line_that_frees_little_more_than_is_sent_meanwhile_is_noticed() {
+        let mut pressure = Pressure::default();
+        let (first, sent) = (CAPACITY / 4, CAPACITY / 40);
+        let look = |pressure: &mut Pressure, ms: u64, used: usize| {
+            pressure.handle_sent(|| Duration::from_millis(ms), Level { used, left: CAPACITY - used, capacity: CAPACITY })
+        };
+        assert!(look(&mut pressure, 1_000, first) && look(&mut pressure, 1_500, first + sent));
+        assert!(!look(&mut pressure, 3_000, first), "the line has come, and there is room for the next one");
     }
 
     #[test]
