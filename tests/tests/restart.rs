@@ -11,7 +11,7 @@ use radic_tests::library::{LIBRARIES, Library, MPICH, compiled, script};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_tests::random::Random;
-use radic_tests::recovery::{is_long, sample};
+use radic_tests::recovery::sample;
 use radic_tests::redis::free_port;
 use radic_wire::event::EventName;
 use radic_wire::ids::Rank;
@@ -269,8 +269,7 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
     cluster.make_key();
     ["n1", "n2", "n3"].iter().for_each(|node| cluster.start_node(node, &[REPLAY_LIMIT]));
     let program = compiled("net", "net_stuck");
-    let all = [("restart", "log"), ("fail", "log"), ("restart", "sender")];
-    for (on_loss, payload) in all.into_iter().skip(usize::from(!is_long())) {
+    for (on_loss, payload) in [("restart", "log"), ("fail", "log"), ("restart", "sender")] {
         let dir = cluster.dir().join(format!("{on_loss}-{payload}"));
         fs::create_dir(&dir).expect("a new directory");
         let mut events = cluster.events_at("n1");

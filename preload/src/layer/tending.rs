@@ -146,7 +146,6 @@ impl Layer {
         }
     }
 
-    #[cold]
     fn note_filling(&mut self, slot: Slot) {
         if self.observer.outbox().is_pressed() {
             let now = sys::now();

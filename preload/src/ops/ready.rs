@@ -239,7 +239,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
     }
     let room = events.len().min(READY_FDS);
     let asked = Asked::Epoll { epoll, events: &mut events[..room] };
-    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None, due: None, has_slept: false }.run(layer))
+    Some(Waiting::new(asked, limit, logged, layer.thread()).run(layer))
 }
 
 /// Without the layer: only the program's words are put in.
@@ -280,18 +280,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     if !logged && !must_tend(&layer, limit) {
         return None;
     }
-    Some(
-        Waiting {
-            asked: Asked::Poll { fds },
-            limit,
-            logged,
-            thread: layer.thread(),
-            deadline: None,
-            due: None,
-            has_slept: false,
-        }
-        .run(layer),
-    )
+    Some(Waiting::new(Asked::Poll { fds }, limit, logged, layer.thread()).run(layer))
 }
 
 /// Whether a peer may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
@@ -571,7 +560,11 @@ struct Waiting<'a> {
     has_slept: bool,
 }
 
-impl Waiting<'_> {
+impl<'a> Waiting<'a> {
+    fn new(asked: Asked<'a>, limit: Limit<'a>, logged: bool, thread: u32) -> Self {
+        Waiting { asked, limit, logged, thread, deadline: None, due: None, has_slept: false }
+    }
+
     fn run(mut self, mut layer: Held) -> Result<usize, Errno> {
         let mut found = Vec::new();
         loop {
