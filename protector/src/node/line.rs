@@ -13,15 +13,16 @@
 //! made any more: every node promises to remember that, and then does ([`LineStep::PromiseEnd`], [`LineStep::RecordEnd`]). From then on no rank is brought back, and the processes may end
 //! ([`Step::LetGo`]).
 //!
-//! A protector that brings a process back asks all nodes, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each node has answered
-//! it, and taken its promise back; no later round comes to its end, because the protector has no image of the line any more. So no node ever remembers the line, and nothing was
-//! released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own. Of the end the same is true: if no node remembers it, no process was let go;
-//! if one does, the lost process counts as ended.
+//! A protector that brings a process back tells all nodes the new incarnation, asks them, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each
+//! node has answered it, and taken its promise back. A node that promises after that names the new incarnation in its promise, and the home sees that the image it heard of is of an earlier one:
+//! that round ends there, even if all others had promised before they answered. No later round comes to its end, because the protector has no image of the line any more. So no node ever remembers
+//! the line, and nothing was released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own. Of the end the same is true: if no node remembers
+//! it, no process was let go; if one does, the lost process counts as ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use radic_wire::ids::Rank;
+use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::peer::{JobEnd, LineAnswer, LineStep};
 
 /// Time that the images of a line may take.
@@ -92,6 +93,22 @@ pub(super) struct JobLines {
     said: u64,
     /// It is decided that no rank is brought back: a node remembers it.
     end: Option<JobEnd>,
+}
+
+/// Whether the nodes are to be asked once more: one brings a process back, or one knows of a newer incarnation of a rank than the one of which another node speaks.
+fn is_void(answers: &[LineAnswer]) -> bool {
+    let mut newest: BTreeMap<Rank, Incarnation> = BTreeMap::new();
+    for (rank, incarnation) in answers.iter().flat_map(|answer| &answer.has) {
+        newest.entry(*rank).and_modify(|known| *known = (*known).max(*incarnation)).or_insert(*incarnation);
+    }
+    let mut restarted = answers.iter().flat_map(|answer| &answer.restarted);
+    answers.iter().any(|answer| answer.is_busy)
+        || restarted.any(|(rank, incarnation)| newest.get(rank).is_some_and(|known| known < incarnation))
+}
+
+/// The ranks of which the nodes have what they were asked for.
+fn ranks_of(answers: &[LineAnswer]) -> BTreeSet<Rank> {
+    answers.iter().flat_map(|answer| &answer.has).map(|(rank, _)| *rank).collect()
 }
 
 impl JobLines {
@@ -317,9 +334,9 @@ impl JobLines {
     }
 
     fn handle_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
-        let has: BTreeSet<Rank> = answers.iter().flat_map(|answer| &answer.has).copied().collect();
+        let has = ranks_of(answers);
         let lacks = answers.iter().flat_map(|answer| &answer.lacks).any(|rank| ranks.contains(rank) && !has.contains(rank));
-        if ranks.is_empty() || answers.iter().any(|answer| answer.is_busy) {
+        if ranks.is_empty() || is_void(answers) {
             self.phase = Phase::Resting(now + AGAIN);
             None
         } else if lacks {
@@ -334,11 +351,11 @@ impl JobLines {
 
     /// Whether all ranks have come to their ends, as their hosts say now. One that has been lost since will say so again.
     fn handle_end_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
-        if ranks.is_empty() || answers.iter().any(|answer| answer.is_busy) {
+        if ranks.is_empty() || is_void(answers) {
             self.phase = Phase::Ending(now + AGAIN);
             return None;
         }
-        let has: BTreeSet<Rank> = answers.iter().flat_map(|answer| &answer.has).copied().collect();
+        let has = ranks_of(answers);
         if self.end.is_none() {
             let asked = self.asked;
             self.at_end.retain(|rank, (_, said)| *said > asked || has.contains(rank) || !ranks.contains(rank));
@@ -364,7 +381,8 @@ mod tests {
     }
 
     fn has(ranks: impl IntoIterator<Item = u32>) -> LineAnswer {
-        LineAnswer { has: ranks.into_iter().map(Rank).collect(), ..LineAnswer::default() }
+        let has = ranks.into_iter().map(|rank| (Rank(rank), Incarnation::FIRST)).collect();
+        LineAnswer { has, ..LineAnswer::default() }
     }
 
     /// Of a home that knows that there is no line yet.
@@ -415,6 +433,19 @@ mod tests {
         assert_eq!(busy.handle_answers(INTERVAL, promise, Some(&[lacks]), &ranks(2)), None, "it may have one still");
         assert!(busy.is_under_way());
         assert_eq!(busy.handle_failed(INTERVAL, 1), None, "nodes were asked: one may remember it");
+    }
+
+    #[test]
+    fn no_line_is_complete_if_a_node_was_asked_for_a_lost_process_before_it_promised() {
+        let mut lines = begun(INTERVAL);
+        let promise = asking(&mut lines);
+        let asked = LineAnswer { restarted: vec![(Rank(1), Incarnation::restarted(1))], ..has([0]) };
+        let mut later = lines.clone();
+        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[asked.clone(), has([1])]), &ranks(2)), None);
+        assert!(matches!(lines.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
+        let back = LineAnswer { has: vec![(Rank(1), Incarnation::restarted(1))], ..LineAnswer::default() };
+        let next = later.handle_answers(INTERVAL, promise, Some(&[asked, back]), &ranks(2));
+        assert!(matches!(next, Some(Step::Ask(LineStep::Record { line: 1, .. }))), "the image is of the new incarnation");
     }
 
     #[test]
@@ -481,6 +512,10 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(matches!(record, LineStep::RecordEnd { end: of, .. } if of == end && end.code_of(Rank(0)) == 0));
+        let mut lost = lines.clone();
+        lost.phase = Phase::Asking(promise);
+        let asked = LineAnswer { restarted: vec![(Rank(1), Incarnation::restarted(1))], ..has([0]) };
+        assert_eq!(lost.handle_answers(INTERVAL, promise, Some(&[asked, has([1])]), &ranks(2)), None, "rank 1 was lost since");
         let busy = LineAnswer { is_busy: true, ..LineAnswer::default() };
         let mut other = lines.clone();
         assert_eq!(other.handle_answers(INTERVAL, record, Some(&[busy]), &ranks(2)), None, "one has not kept its promise");

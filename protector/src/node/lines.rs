@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::peer::{Answer, JobEnd, Left, LineAnswer, LineStep, MpiPhase, PeerMessage, Query, ToHome, ToHost, ToStore};
 use radic_wire::process::{FromNode, Interval, PayloadMode, ProgramEnd};
@@ -296,8 +296,10 @@ impl Node {
                 known.promise = Some((from.clone(), round));
                 let end = known.end;
                 let host = self.hosts.get(&job).filter(|host| host.epoch() == epoch);
-                let has = host.map_or_else(Vec::new, |host| host.ranks_at_end().collect());
-                let answer = LineAnswer { is_busy: self.brings_back(job), has, end, ..LineAnswer::default() };
+                let here = |rank| (rank, self.incarnation_here(ProcessId { job, rank }));
+                let has = host.map_or_else(Vec::new, |host| host.ranks_at_end().map(here).collect());
+                let restarted = self.restarted_ranks(job, epoch);
+                let answer = LineAnswer { is_busy: self.brings_back(job), has, restarted, end, ..LineAnswer::default() };
                 return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
             }
             LineStep::RecordEnd { round, end } => {
@@ -316,8 +318,16 @@ impl Node {
         let LineHeld { newest, has, lacks } = held;
         let is_busy = self.brings_back(job);
         let known = self.lines.remembered(job, epoch);
-        let answer = LineAnswer { recorded: known.complete, newest, is_busy, has, lacks, end: known.end };
+        let (recorded, end) = (known.complete, known.end);
+        let restarted = self.restarted_ranks(job, epoch);
+        let answer = LineAnswer { recorded, newest, is_busy, has, lacks, restarted, end };
         self.send(asker, PeerMessage::Answer(number, Answer::Line(answer)));
+    }
+
+    /// The ranks of the job that were brought back in this epoch, or are about to be, as far as this node was told or asked.
+    fn restarted_ranks(&self, job: JobId, epoch: Epoch) -> Vec<(Rank, Incarnation)> {
+        let of_job = self.recovery.restarted.iter().filter(|(process, of)| process.job == job && of.epoch == epoch);
+        of_job.map(|(process, incarnation)| (process.rank, *incarnation)).collect()
     }
 
     /// Whether this node is about to bring back a rank of the job.

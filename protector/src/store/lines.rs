@@ -1,6 +1,6 @@
 //! Images of recovery lines: one counts when all ranks of its job have theirs, and every node knows that.
 
-use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::log::LineMark;
 
 use super::Store;
@@ -21,8 +21,8 @@ pub(super) struct Lines {
 pub struct LineHeld {
     /// The newest line of which there is an image, or was heard.
     pub newest: u64,
-    /// Ranks with an image of the line, or a later one.
-    pub has: Vec<Rank>,
+    /// Ranks with an image of the line, or a later one, and the newest incarnation that is listened to.
+    pub has: Vec<(Rank, Incarnation)>,
     /// Ranks that could be brought back from here, but not from an image of the line, and of which none is on its way.
     pub lacks: Vec<Rank>,
 }
@@ -87,7 +87,7 @@ impl Store {
             held.newest = held.newest.max(committed).max(newest(incoming));
             let joining = incoming.filter(|image| image.line.joins && image.line.newest == line);
             if committed >= line || joining.is_some_and(|image| image.is_told) {
-                held.has.push(id.rank);
+                held.has.push((id.rank, process.incarnation));
             } else if process.images.newest().is_some() && joining.is_none() {
                 held.lacks.push(id.rank);
             }

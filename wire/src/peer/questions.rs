@@ -288,10 +288,12 @@ pub struct LineAnswer {
     pub newest: u64,
     /// It brings a process back, or has not kept its promise: ask again.
     pub is_busy: bool,
-    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have come to their ends.
-    pub has: Vec<Rank>,
+    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have come to their ends. With the incarnation of which that is true.
+    pub has: Vec<(Rank, Incarnation)>,
     /// Ranks that it protects which have images, but none of the line, and are not going to.
     pub lacks: Vec<Rank>,
+    /// Ranks that were brought back, as far as it knows. What is said of an earlier incarnation of one does not count.
+    pub restarted: Vec<(Rank, Incarnation)>,
     /// It remembers that all ranks have come to their ends.
     pub end: Option<JobEnd>,
 }

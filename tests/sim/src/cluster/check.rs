@@ -385,7 +385,7 @@ impl World {
     }
 
     /// Whether no incarnation of the process runs.
-    fn is_lost(&self, process: ProcessId) -> bool {
+    pub(super) fn is_lost(&self, process: ProcessId) -> bool {
         self.processes.iter().filter(|p| p.id == process).all(|p| p.ended.is_some())
     }
 

@@ -109,9 +109,8 @@ impl World {
         let on = self.machines.iter().filter(|machine| machine.power);
         let logged = on.flat_map(|machine| machine.logs.server.store().causes_of(job.0, job.1));
         let sets: Vec<Vec<u8>> = kept.chain(logged).collect();
-        for (rank, to) in past {
-            let origin = ProcessId { rank: *rank, ..me };
-            let mut at = self.checks.stable(origin);
+        let reach = |rank: &Rank, from: u64| {
+            let mut at = from;
             let parts = sets.iter().flat_map(|set| causes::read(set)).map_while(Result::ok);
             let mut parts: Vec<(u64, u64)> = parts
                 .filter(|cause| cause.origin() == *rank)
@@ -121,12 +120,31 @@ impl World {
             for (from, end) in parts {
                 at = if from <= at { at.max(end) } else { at };
             }
+            at
+        };
+        // A rank that has shipped all that something depends on, and is lost with the log that had it: with these went what only they kept of others. That is found out when the rank comes
+        // back, and the job begins anew (docs/design.md, what may be lost).
+        let is_gone = |rank: &Rank, to: u64| {
+            let process = ProcessId { rank: *rank, ..me };
+            self.is_lost(process) && self.checks.stable(process) >= to && reach(rank, self.end_of_logs(process)) < to
+        };
+        let gone: Vec<Rank> = past.iter().filter(|(rank, to)| is_gone(rank, **to)).map(|(rank, _)| *rank).collect();
+        for (rank, to) in past.iter().filter(|(rank, _)| gone.iter().all(|gone| gone == *rank)) {
+            let origin = ProcessId { rank: *rank, ..me };
+            let at = reach(rank, self.checks.stable(origin));
             assert!(
                 at >= *to,
                 "G1: {me} depends on {to} of the journal of {origin} by {stream:?}; it is held up to {at}, stable up to {}",
                 self.checks.stable(origin)
             );
         }
+    }
+
+    /// Up to where the logs of all machines that are there have the journal of this process.
+    fn end_of_logs(&self, process: ProcessId) -> u64 {
+        let on = self.machines.iter().filter(|machine| machine.power).map(|machine| machine.logs.server.store());
+        let now = on.filter(|store| store.incarnation(process).is_some_and(|of| of.epoch == self.checks.epoch));
+        now.map(|store| store.journal_end(process)).max().unwrap_or(0)
     }
 
     /// The journals of a suspended job end there: nothing in them depends on what is not in them (G1).
