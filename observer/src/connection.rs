@@ -208,6 +208,11 @@ impl Cuts {
         self.covered = covered.map_or(self.covered, |(_, units)| self.covered.max(*units));
     }
 
+    /// Units that no restart needs again.
+    pub(crate) fn covered(&self) -> u64 {
+        self.covered
+    }
+
     /// The image under way will not be.
     pub(crate) fn handle_abandoned(&mut self, image: u64) {
         if self.images[2].is_some_and(|(last, _)| last == image) {

@@ -13,6 +13,7 @@ mod images;
 mod protector;
 mod readiness;
 mod receiving;
+mod room;
 mod sending;
 #[cfg(test)]
 mod tests;
@@ -30,11 +31,11 @@ use crate::journal::Journal;
 use crate::outbox::Outbox;
 use crate::packed::Packed;
 use crate::payload::PayloadLog;
-use crate::pressure::Level;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
 pub use answers::{Accept, Address, Answer, Front, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 pub use images::Cut;
+pub use room::RoomBy;
 
 /// How much of everything; all of it is allocated at once.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +62,7 @@ pub struct Config {
     pub causes: Option<causes::Bounds>,
     /// What is received from processes of the job stays with its senders, until an image covers it.
     pub payload_stays: bool,
-    /// Bytes of a connection that no socket has taken yet, from which on a send that does not wait is refused: programs go slower by that, as kernels have them do.
+    /// Bytes of a connection that no socket has taken yet, at most, where sends do not wait: a part of a longer one is taken. Programs go slower by that, as kernels have them do.
     pub unsent: u64,
 }
 
@@ -207,13 +208,6 @@ impl Observer {
     /// The outbox, to be looked at.
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
-    }
-
-    /// Where received bytes stay with their senders: how full the outbox is, for the stream of `slot`.
-    pub fn level_for(&self, slot: Slot) -> Option<Level> {
-        self.payload.line()?;
-        let (queue, outbox) = (&self.table.get(slot)?.outgoing.queue, &self.outbox);
-        Some(Level { used: outbox.used(), left: outbox.left(queue), capacity: outbox.capacity() })
     }
 
     /// The connections, to be looked at.

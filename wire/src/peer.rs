@@ -19,7 +19,7 @@ use crate::job::{ExitStatus, JobSpec, Outcome, OutputStream, Placement};
 use crate::local::Fault;
 use crate::log::ImageRange;
 use crate::membership::{Member, MembershipMessage};
-use crate::process::StreamEnd;
+use crate::process::{Room, StreamEnd};
 
 use crate::suspension::{Resumption, Suspension};
 pub use questions::{Answer, Deaths, Flow, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Report, Revival};
@@ -614,6 +614,13 @@ pub enum ToHost {
         line: u64,
         /// The ranks.
         ranks: Vec<Rank>,
+    },
+    /// From the host of another rank, whose outbox fills: an image of a rank of yours makes room there.
+    MakeRoom {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// Of which rank.
+        room: Room,
     },
     /// All ranks of the job have come to their ends, and every node remembers that: their processes may end.
     LetGo(Epoch),

@@ -346,8 +346,10 @@ pub enum ToNode {
     },
     /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
     Greeted(SocketAddr),
-    /// The outbox fills, and the next recovery line would free some of it.
-    Pressed,
+    /// The outbox fills. An image of one process makes room in it; none: a recovery line does.
+    Pressed(Option<Room>),
+    /// The next recovery line is to be made soon.
+    LineWanted,
     /// Up to which offset does the receiver's protector hold what is sent on this stream? The answer is `Stable`, when it is known.
     AskStable {
         /// The stream.
@@ -439,6 +441,17 @@ pub enum ToNode {
     },
 }
 
+/// Whose image makes room in an outbox: it has most of what is kept there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// The process.
+    pub receiver: ProcessId,
+    /// The connection on which it was sent.
+    pub connection: ConnectionId,
+    /// Units of the stream before this one are not kept.
+    pub from: u64,
+}
+
 /// To the observer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromNode {
@@ -463,6 +476,13 @@ pub enum FromNode {
     Protector(SocketAddr),
     /// All ranks of the job have come to their ends, and every node knows: none is brought back, so this process may end.
     MayEnd,
+    /// The outbox of the peer on this connection fills with what this process has received from this unit on: an image makes room there.
+    MakeRoom {
+        /// The connection.
+        connection: ConnectionId,
+        /// The unit.
+        from: u64,
+    },
     /// To `Connecting`: the process that listens there, if it is protected.
     Peer {
         /// The question's number.

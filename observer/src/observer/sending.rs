@@ -18,15 +18,18 @@ const EAGAIN: u32 = 11;
 const EPIPE: u32 = 32;
 
 impl Observer {
-    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes.
+    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes. A program that polls is told so when half of what may wait for the socket is
+    /// free, as the kernel does: not for each piece.
     pub fn has_room(&self, slot: Slot) -> bool {
-        let has_room = |connection: &Connection| self.outbox.room(&connection.outgoing.queue) > 0 && !self.is_behind(connection);
+        let is_behind = |connection: &Connection| connection.outgoing.unsent() > self.most_unsent / 2;
+        let has_room = |connection: &Connection| self.outbox.room(&connection.outgoing.queue) > 0 && !is_behind(connection);
         self.table.get(slot).is_none_or(has_room)
     }
 
-    /// Whether so much waits for the socket of this connection that a send which does not wait is refused.
-    fn is_behind(&self, connection: &Connection) -> bool {
-        connection.outgoing.unsent() >= self.most_unsent
+    /// Bytes that a send which does not wait is taken of: a part, or none, while much waits for the socket of this connection. Otherwise a long message would be kept as a whole before its
+    /// receiver has any of it, and no image of the receiver would make room for the rest.
+    fn most_taken(&self, connection: &Connection) -> usize {
+        usize::try_from(self.most_unsent.saturating_sub(connection.outgoing.unsent())).unwrap_or(usize::MAX)
     }
 
     /// `send` of these bytes (at least one) on `fd`, after `done` bytes of the same call were taken. They are taken only when
@@ -76,7 +79,7 @@ impl Observer {
         let is_up = connection.link == Link::Up;
         let is_open = outgoing.finish.is_none() && !outgoing.is_refused() && !connection.is_over_there();
         let is_kept = outgoing.stable <= outgoing.queue.end() && self.outbox.room(&outgoing.queue) >= bytes;
-        let is_kept = is_kept && (blocking || !self.is_behind(connection));
+        let is_kept = is_kept && (blocking || bytes <= self.most_taken(connection));
         if self.replay.is_some() || !is_up || !is_open || !is_kept || self.gate_of_send(fd)? != Gate::Open {
             return Ok(None);
         }
@@ -160,8 +163,11 @@ impl Observer {
         if let Gate::Shut(position) = self.gate_of_send(fd)? {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
-        let is_refused = !blocking && self.is_behind(self.connection(self.table.slot_of(fd)?)?);
-        let len = if is_refused { 0 } else { self.append(thread, fd, bytes, blocking)? };
+        let most = if blocking { bytes.len() } else { self.most_taken(self.connection(self.table.slot_of(fd)?)?) };
+        let len = match most.min(bytes.len()) {
+            0 => 0,
+            most => self.append(thread, fd, &bytes[..most], blocking || most < bytes.len())?,
+        };
         let connection = self.table.on(fd)?;
         if len > 0 && connection.is_over_there() {
             // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.
@@ -192,7 +198,7 @@ impl Observer {
         })
     }
 
-    /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
+    /// Appends to the outbox what fits, or passes over what the peer's protector holds already. `blocking`: that all of it was taken is no choice.
     pub(super) fn append(&mut self, thread: u32, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
         let is_settled = self.phase() == Phase::Settled;
         let connection = self.table.on(fd)?;

@@ -10,10 +10,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use radic_wire::determinant::ConnectionId;
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
 use radic_wire::process::ToNode;
 
+use crate::observer::RoomBy;
 use crate::{Context, Observer};
 
 /// The first rest of the engine after a refusal.
@@ -137,6 +139,19 @@ impl Images {
         self.line = self.line.max(line);
         self.asked = Some(Asked { request, first: self.under_way.map_or(0, |image| image.image + 1) });
         self.actions.push_back(Action::Want);
+    }
+
+    /// The outbox of the peer on this connection fills with what this process has received from unit `from` on. An image that is under way makes room, too; if it is not enough the peer says so
+    /// again.
+    pub fn handle_make_room(&mut self, cx: &Context<'_>, connection: ConnectionId, from: u64) {
+        if self.under_way.is_some() {
+            return;
+        }
+        self.actions.extend(match cx.observer.room_for(connection, from) {
+            RoomBy::Image => Some(Action::Want),
+            RoomBy::Line => Some(Action::Tell(ToNode::LineWanted)),
+            RoomBy::Committed => None,
+        });
     }
 
     /// Whether [`Images::handle_timeout`] may have something to do.

@@ -406,7 +406,7 @@ impl Session {
         if !(is_held && is_safe) && leaving.is_due(cx.now) {
             if makes_lines && leaving.is_alone(cx.now) {
                 // The next recovery line covers what was received, here and at the receivers of what was sent.
-                self.actions.push_back(Action::Tell(ToNode::Pressed));
+                self.actions.push_back(Action::Tell(ToNode::LineWanted));
             }
             if !is_safe {
                 self.ask_stable_of_all(cx);

@@ -83,6 +83,9 @@ impl Layer {
                 self.tell_node(&ToNode::Holds { ask, causes });
             }
             FromNode::Checkpoint { request, line } => self.drive_images(|images, cx| images.handle_request(cx, request, line)),
+            FromNode::MakeRoom { connection, from } => {
+                self.drive_images(|images, cx| images.handle_make_room(cx, connection, from));
+            }
             // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another thread was in it at the same time.
             FromNode::Peer { .. }
             | FromNode::Announced { .. }

@@ -158,13 +158,13 @@ impl Layer {
         self.tell_pressed(slot);
     }
 
-    /// Where received bytes stay with their senders the next recovery line frees some of the outbox. It is wanted before that is full.
+    /// Where received bytes stay with their senders an image of their receiver makes room in the outbox, or the next recovery line does. It is wanted before that is full.
     pub fn tell_pressed(&mut self, slot: Slot) {
         if let Some(level) = self.observer.level_for(slot)
             && self.pressure.handle_sent(shipping::clock, level)
         {
             // A node that is gone ends this process elsewhere.
-            _ = self.node.send(&ToNode::Pressed);
+            _ = self.node.send(&ToNode::Pressed(self.observer.most_kept()));
         }
     }
 

@@ -21,6 +21,8 @@ use crate::sys;
 const LARGE: usize = 4 << 10;
 /// Bytes that are offered to the socket, and then kept, in turn: they are still in the processor's cache, and the receiver takes one piece while the next one is on its way.
 const PIECE: usize = 512 << 10;
+/// Bytes of a message which the outbox does not take as a whole, that are kept before they are offered to the socket.
+const PART: usize = 8 << 20;
 
 /// What a receiving call wants besides bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -361,9 +363,11 @@ impl Sending {
         Ok(layer)
     }
 
-    /// The outbox has not taken all that the program sends, which does not wait.
+    /// The outbox has not taken all that the program sends, which does not wait: it is full, or much waits for the socket.
     fn refused(&self, layer: &mut Layer) {
-        layer.note_full(self.slot);
+        if layer.observer.is_full(self.slot) {
+            layer.note_full(self.slot);
+        }
         super::ready::refused(self.fd);
     }
 
@@ -376,13 +380,19 @@ impl Sending {
     fn offer(&mut self, mut layer: Held, buffer: &[u8]) -> Result<(Held, bool), Errno> {
         let mut offered = 0;
         while offered < buffer.len() {
-            match sure(layer.observer.send(self.thread, self.fd as u32, &buffer[offered..], self.done, self.still_waits())) {
+            let waits = self.still_waits();
+            // Of a long message that is sent as a whole the receiver has the first part while the next one is kept.
+            let most = if waits { buffer.len().min(offered + PART) } else { buffer.len() };
+            match sure(layer.observer.send(self.thread, self.fd as u32, &buffer[offered..most], self.done, waits)) {
                 Send::Taken { len, whole } => {
                     offered += len;
                     self.done += len;
                     layer.note_room(self.slot);
-                    if whole && offered < buffer.len() {
+                    if !waits && whole && offered < buffer.len() {
                         return Ok((layer, false));
+                    }
+                    if waits && offered < buffer.len() {
+                        layer.transmit(self.slot);
                     }
                 }
                 Send::Failed(errno) => {

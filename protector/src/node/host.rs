@@ -449,7 +449,7 @@ impl Host {
     /// The home speaks.
     pub fn handle_message(&mut self, now: Duration, message: ToHost) {
         match message {
-            ToHost::Launch { .. } | ToHost::MakeLine { .. } | ToHost::LetGo(_) => {} // The node handles it.
+            ToHost::Launch { .. } | ToHost::MakeLine { .. } | ToHost::MakeRoom { .. } | ToHost::LetGo(_) => {} // The node handles it.
             ToHost::Stdin { number, data } => self.outputs.push_back(HostOutput::Stdin { number, data }),
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);

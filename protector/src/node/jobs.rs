@@ -199,6 +199,7 @@ impl Node {
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
             ToHost::MakeLine { epoch, line, ranks } => self.handle_make_line(now, from, job, (epoch, line), &ranks),
+            ToHost::MakeRoom { epoch, room } => self.handle_make_room(job, epoch, room),
             ToHost::LetGo(epoch) => self.handle_let_go(job, epoch),
             ToHost::Launch { epoch, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {

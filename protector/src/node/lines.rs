@@ -7,7 +7,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::peer::{Answer, JobEnd, Left, LineAnswer, LineStep, MpiPhase, PeerMessage, Query, ToHome, ToHost, ToStore};
-use radic_wire::process::{FromNode, Interval, PayloadMode, ProgramEnd};
+use radic_wire::process::{FromNode, Interval, PayloadMode, ProgramEnd, Room};
 
 use super::calls::Purpose;
 use super::checkpoints::SHORTEST;
@@ -446,13 +446,36 @@ impl Node {
         self.send(&home, PeerMessage::ToHome(process.job, ToHome::LineFailed { epoch, line }));
     }
 
-    /// The outbox of a process here fills.
-    pub(super) fn handle_pressed(&mut self, now: Duration, process: ProcessId) {
-        let Some(host) = self.hosts.get(&process.job) else { return };
-        let (home, epoch) = (host.placement().home().clone(), host.epoch());
-        let text = format!("the outbox of rank {} fills: an image of each rank was asked for", process.rank);
+    /// The outbox of a process here fills: an image of the receiver of most of it is asked for, or of each rank.
+    pub(super) fn handle_pressed(&mut self, now: Duration, process: ProcessId, room: Option<Room>) {
+        let room = room.filter(|room| room.receiver.job == process.job);
+        let of = room.map_or_else(|| "each rank".to_owned(), |room| format!("rank {}", room.receiver.rank));
+        let text = format!("the outbox of rank {} fills: an image of {of} was asked for", process.rank);
         self.handle_store_event(now, EventName::Limit, Some(process), text);
-        self.send(&home, PeerMessage::ToHome(process.job, ToHome::LineWanted(epoch)));
+        match room {
+            Some(room) => {
+                let make = ToHost::MakeRoom { epoch: self.running_epoch(process.job), room };
+                self.send_to_host(room.receiver, &PeerMessage::ToHost(process.job, make));
+            }
+            None => self.want_line(process.job),
+        }
+    }
+
+    /// A process here wants a recovery line.
+    pub(super) fn want_line(&mut self, job: JobId) {
+        let Some(host) = self.hosts.get(&job) else { return };
+        let (home, epoch) = (host.placement().home().clone(), host.epoch());
+        self.send(&home, PeerMessage::ToHome(job, ToHome::LineWanted(epoch)));
+    }
+
+    /// An image of a process here makes room in the outbox of another one. It says itself if it takes a recovery line.
+    pub(super) fn handle_make_room(&mut self, job: JobId, epoch: Epoch, Room { receiver, connection, from }: Room) {
+        let is_here = receiver.job == job && self.hosts.get(&job).is_some_and(|host| host.epoch() == epoch);
+        let observer = self.observers.processes.get(&receiver).filter(|_| is_here).and_then(Observed::observer);
+        if let Some(observer) = observer {
+            self.outputs.push_back(Output::Observer(observer, FromNode::MakeRoom { connection, from }));
+            self.outputs.push_back(Output::Nudge(observer));
+        }
     }
 
     /// Whether images of the job's ranks are made in lines, and not at an interval of each.

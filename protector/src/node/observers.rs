@@ -281,7 +281,8 @@ impl Node {
             }
             ToNode::Accepted { ask, from } => self.tell_caller(now, observer, process, ask, from),
             ToNode::Greeted(from) => self.registry.greeted(process, from),
-            ToNode::Pressed => self.handle_pressed(now, process),
+            ToNode::Pressed(room) => self.handle_pressed(now, process, room),
+            ToNode::LineWanted => self.want_line(process.job),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
                 let epoch = self.running_epoch(process.job);
@@ -627,7 +628,7 @@ impl Node {
     }
 
     /// Sends to the node that hosts the process, or to all nodes if nothing of its job is here.
-    fn send_to_host(&mut self, process: ProcessId, message: &PeerMessage) {
+    pub(super) fn send_to_host(&mut self, process: ProcessId, message: &PeerMessage) {
         match self.hosts.get(&process.job).map(|host| host.placement().node_of(process.rank).cloned()) {
             Some(Some(node)) => self.send(&node, message.clone()),
             Some(None) => {}
@@ -636,7 +637,7 @@ impl Node {
     }
 
     /// The epoch of a job that runs on this node.
-    fn running_epoch(&self, job: JobId) -> Epoch {
+    pub(super) fn running_epoch(&self, job: JobId) -> Epoch {
         self.hosts.get(&job).map_or(Epoch::FIRST, Host::epoch)
     }
 

@@ -535,6 +535,9 @@ impl World {
                 FromNode::Checkpoint { request, line } => {
                     self.drive_images(pid, |images, cx| images.handle_request(cx, request, line));
                 }
+                FromNode::MakeRoom { connection, from } => {
+                    self.drive_images(pid, |images, cx| images.handle_make_room(cx, connection, from));
+                }
                 message => self.handle_link_message(pid, &message),
             }
         }
@@ -657,14 +660,15 @@ impl World {
         self.tell_pressed(pid);
     }
 
-    /// As the library does: the outbox fills, and the next recovery line frees some of it.
+    /// As the library does: the outbox fills, and an image makes room.
     fn tell_pressed(&mut self, pid: u32) {
         let now = self.now;
         let lib = self.lib(pid);
         let fullest =
             lib.observer.table().iter().filter_map(|(slot, _)| lib.observer.level_for(slot)).min_by_key(|level| level.left);
         if fullest.is_some_and(|level| lib.pressure.handle_sent(|| now, level)) {
-            self.tell_node(pid, ToNode::Pressed);
+            let room = self.lib(pid).observer.most_kept();
+            self.tell_node(pid, ToNode::Pressed(room));
         }
     }
 
