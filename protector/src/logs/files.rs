@@ -33,8 +33,8 @@ const SEGMENT: u64 = 16 << 20;
 const PIECE: u64 = 64 << 10;
 /// Files that are open at once; more are opened again.
 const OPEN: usize = 512;
-/// Files of images of one process that are set aside: a whole image and its increment are deleted together.
-const SPARES: usize = 2;
+/// Files of images of one process that are set aside, the longest: a whole image and its increments are deleted together.
+const SPARES: usize = 3;
 const LOCK: &str = "lock";
 
 /// The directory of a process.
@@ -159,8 +159,8 @@ pub struct Files {
     segments: HashMap<File, BTreeMap<u64, Sums>>,
     /// Written since the last [`Files::sync`].
     touched: HashSet<(File, u64)>,
-    /// The files that are set aside.
-    spares: HashMap<ProcessId, Vec<PathBuf>>,
+    /// The files that are set aside, with their lengths, the longest last: that is the next one to be used.
+    spares: HashMap<ProcessId, Vec<(u64, PathBuf)>>,
     /// The number of the next one.
     next_spare: u64,
 }
@@ -192,9 +192,10 @@ impl Files {
                     let process = process_dir(&self.dir, file.process());
                     fs::DirBuilder::new().recursive(true).create(&process)?;
                     if let File::Image(process, _) = file
-                        && let Some(spare) = self.spares.get_mut(&process).and_then(Vec::pop)
+                        && let Some((_, spare)) = self.spares.get_mut(&process).and_then(Vec::pop)
                     {
-                        fs::rename(spare, &path)?;
+                        // Without it the image gets a file of its own.
+                        _ = fs::rename(spare, &path);
                     }
                 }
                 let opened = fs::File::options().read(true).write(true).create(create).truncate(false).mode(0o600).open(&path)?;
@@ -286,28 +287,33 @@ impl Files {
         _ = fs::remove_file(&path);
     }
 
-    /// Keeps the file of an image, without its name, unless it is being read or there are enough of them.
+    /// Keeps the file of an image, without its name, unless it is being read or there are enough of them that are longer.
     fn set_aside(&mut self, process: ProcessId, image: &Path) -> io::Result<()> {
         let spares = self.spares.entry(process).or_default();
-        if spares.len() >= SPARES {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        if !fs::symlink_metadata(image)?.is_file() {
+        let kept = fs::symlink_metadata(image)?;
+        if !kept.is_file() {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if spares.len() >= SPARES && spares[0].0 >= kept.len() {
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         let file = fs::File::open(image)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let spare = image.with_file_name(format!("spare.{}", self.next_spare));
         fs::rename(image, &spare)?;
         self.next_spare += 1;
-        spares.push(spare);
+        if spares.len() >= SPARES {
+            _ = fs::remove_file(spares.remove(0).1);
+        }
+        let longer = spares.partition_point(|(length, _)| *length <= kept.len());
+        spares.insert(longer, (kept.len(), spare));
         Ok(())
     }
 
     /// Makes room. False: there were none.
     fn remove_spares(&mut self) -> bool {
-        let spares: Vec<PathBuf> = std::mem::take(&mut self.spares).into_values().flatten().collect();
-        spares.iter().for_each(|spare| _ = fs::remove_file(spare));
+        let spares: Vec<(u64, PathBuf)> = std::mem::take(&mut self.spares).into_values().flatten().collect();
+        spares.iter().for_each(|(_, spare)| _ = fs::remove_file(spare));
         !spares.is_empty()
     }
 
@@ -441,6 +447,18 @@ mod tests {
         (3..=8).for_each(|number| write(&mut files, image(number), b"more"));
         (2..=8).for_each(|number| files.delete(image(number)));
         assert_eq!(names(dir.path()).len(), SPARES);
+        // The longest is kept, and used first; one that somebody has removed is not missed.
+        write(&mut files, image(9), &[9; 100]);
+        let long = inode(9);
+        files.delete(image(9));
+        write(&mut files, image(10), b"ten");
+        assert_eq!((names(dir.path()).len(), inode(10)), (SPARES, long));
+        for name in names(dir.path()).iter().filter(|name| name.starts_with("spare")) {
+            fs::remove_file(process_dir(dir.path(), process()).join(name)).unwrap();
+        }
+        write(&mut files, image(11), b"eleven");
+        files.delete(image(10));
+        files.delete(image(11));
         assert!(files.remove_spares() && !files.remove_spares());
         assert_eq!(names(dir.path()), [""; 0]);
     }
