@@ -2,6 +2,7 @@
 //! [`Orders`] and [`Fetch`] say. What is ready is started by the launcher's thread, to which the parent-death signal is tied.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::deaths;
 use crate::fetching::{Fetch, FetchError, OrderNumber, Orders, OrdersAction, Use};
-use crate::logs::{MEMORY, fetch};
+use crate::logs::{MEMORY, belongs_in_memory, fetch};
 use crate::node::host::RestoreOrder;
 
 /// Threads that prepare processes, for each processor: one that waits for the network leaves its processor to another.
@@ -115,8 +116,14 @@ impl Restores {
         let work = move || {
             let begun = Instant::now();
             let mut wanted = Fetch::of(Duration::ZERO, &order);
-            let dirs = [store.clone(), MEMORY.into()];
-            let assemble = |files| Restorable::of_verified(files, &dirs, &mut |_, _| {}).map_err(|error| error.to_string());
+            let assemble = |files: Vec<File>| {
+                let bytes = files.iter().filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum();
+                let mut dirs = [store.clone(), MEMORY.into()];
+                if belongs_in_memory(bytes) {
+                    dirs.reverse();
+                }
+                Restorable::of_verified(files, &dirs, &mut |_, _| {}).map_err(|error| error.to_string())
+            };
             let result = fetch(&mut wanted, begun, &key, &store, &given_up, assemble);
             let report = deaths::make_room(&store, order.process, order.incarnation);
             // The receiver is gone only when the daemon ends.

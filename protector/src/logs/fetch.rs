@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -22,8 +23,10 @@ use crate::fetching::{Fetch, FetchAction, FetchError, LOGIN};
 use crate::machine;
 use crate::store::Speaker;
 
-/// Bytes that are read at once.
+/// Bytes that are read at once, and written.
 const PIECE: usize = 1 << 20;
+/// Pieces that wait to be written.
+const PIECES: usize = 16;
 /// A directory in memory, of bounded size.
 pub const MEMORY: &str = "/dev/shm";
 /// Time after which a waiting thread looks whether its images are still wanted.
@@ -80,7 +83,7 @@ struct Driver<'a> {
     speaker: Speaker,
     way: Option<Way>,
     /// The image on its way, as far as it has come, and the code of that.
-    image: Option<fs::File>,
+    image: Option<Writing>,
     code: Option<Code>,
     files: Vec<fs::File>,
 }
@@ -110,13 +113,13 @@ impl Driver<'_> {
                     wanted.handle_gone(self.now(), &error.to_string());
                 }
             }
-            FetchAction::Reserve(image, bytes) => match reserved(self.dir, bytes) {
+            FetchAction::Reserve(image, bytes) => match reserved(self.dir, bytes).and_then(Writing::begin) {
                 Ok(file) => {
                     (self.image, self.code) = (Some(file), Some(verify::begin(self.key, self.speaker.process, image)));
                 }
                 Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
             },
-            FetchAction::Keep => self.files.extend(self.image.take()),
+            FetchAction::Keep => self.files.extend(self.image.take().and_then(Writing::whole)),
             FetchAction::Close => (self.way, self.image, self.code) = (None, None, None),
             FetchAction::Assemble | FetchAction::Over(_) => {}
         }
@@ -160,7 +163,7 @@ impl Driver<'_> {
                 let (Some(file), Some(code)) = (&mut self.image, &mut self.code) else { return Ok(()) };
                 code.update(body);
                 let count = body.len() as u64;
-                match file.write_all(body) {
+                match file.push(body) {
                     Ok(()) => wanted.handle_bytes(now, count),
                     Err(error) => wanted.handle_no_room(now, self.no_room(&error)),
                 }
@@ -178,7 +181,7 @@ impl Driver<'_> {
 
     fn end(&mut self, wanted: &mut Fetch) {
         let code = self.code.take().map_or([0; MAC], Code::finish);
-        match self.image.as_mut().map_or(Ok(()), io::Seek::rewind) {
+        match self.image.as_mut().map_or(Ok(()), Writing::end) {
             Ok(()) => wanted.handle_end(self.now(), &code),
             Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
         }
@@ -199,15 +202,78 @@ impl Connection {
         }
     }
 }
+
+/// A file that is written by a thread of its own: memory and blocks that are new cost as much as all else that is done with a byte, and the next bytes are received meanwhile.
+struct Writing {
+    piece: Vec<u8>,
+    /// None: all has been written, or not all can be.
+    pieces: Option<SyncSender<Vec<u8>>>,
+    thread: Option<JoinHandle<io::Result<fs::File>>>,
+    file: Option<fs::File>,
+}
+
+impl Writing {
+    fn begin(mut file: fs::File) -> io::Result<Writing> {
+        let (pieces, written) = mpsc::sync_channel::<Vec<u8>>(PIECES);
+        let thread = thread::Builder::new().name("image".into()).spawn(move || {
+            written.iter().try_for_each(|piece| file.write_all(&piece))?;
+            io::Seek::rewind(&mut file).map(|()| file)
+        })?;
+        Ok(Writing { piece: Vec::with_capacity(PIECE), pieces: Some(pieces), thread: Some(thread), file: None })
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.piece.extend_from_slice(bytes);
+        if self.piece.len() < PIECE { Ok(()) } else { self.pass_on() }
+    }
+
+    /// Hands over what has come. An error is that of a piece before.
+    fn pass_on(&mut self) -> io::Result<()> {
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        if self.pieces.as_ref().is_some_and(|pieces| pieces.send(piece).is_ok()) {
+            return Ok(());
+        }
+        self.join().and(Err(io::Error::other("it was not written")))
+    }
+
+    /// All has come: waits until it is written. The file is at its beginning then.
+    fn end(&mut self) -> io::Result<()> {
+        self.pass_on()?;
+        self.join()
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        self.pieces = None;
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let file = thread.join().map_err(|_| io::Error::other("the thread that writes it has ended"))?;
+        self.file = Some(file?);
+        Ok(())
+    }
+
+    fn whole(self) -> Option<fs::File> {
+        self.file
+    }
+}
+
 /// Images fetched into memory may take one of so many parts of what is free there: the process itself takes another one.
 const PARTS: u64 = 4;
 /// Images from so many bytes on: a disk takes shorter ones in no time.
 const LONG: u64 = 64 << 20;
 
-/// A file without a name that has room for this many bytes: in [`MEMORY`] for a long image if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
+/// Whether a file of so many bytes, of which a process is made, is to be in [`MEMORY`].
+pub fn belongs_in_memory(bytes: u64) -> bool {
+    bytes >= LONG && bytes <= machine::free() / PARTS
+}
+
+/// A file without a name for this many bytes: in [`MEMORY`] for a long image if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
 /// GiB, as the kernel makes those wait that write more than it has memory for. If there is no room in the directory it is in memory all the same: a full disk stops checkpoints, but
 /// should not stop a process from being brought back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
+    if belongs_in_memory(bytes)
+        && let Ok(file) = nameless(Path::new(MEMORY))
+    {
+        return Ok(file);
+    }
     let reserve = |dir: &Path| -> io::Result<fs::File> {
         let file = nameless(dir)?;
         let length = i64::try_from(bytes.max(1)).map_err(io::Error::other)?;
@@ -217,12 +283,6 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
             Err(error) => Err(error.into()),
         }
     };
-    if bytes >= LONG
-        && bytes <= machine::free() / PARTS
-        && let Ok(file) = reserve(Path::new(MEMORY))
-    {
-        return Ok(file);
-    }
     match reserve(dir) {
         Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
             reserve(Path::new(MEMORY)).map_err(|_| error)
