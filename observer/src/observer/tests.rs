@@ -6,7 +6,7 @@ use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
 use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
-use super::{Config, Observer};
+use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Phase, Welcome};
 use crate::error::Error;
@@ -81,16 +81,30 @@ fn a_send_that_does_not_wait_is_taken_in_part_while_much_waits_for_its_socket() 
 /// A process that has accepted a connection of `opener` and read six bytes, which its protector does not hold.
 fn reader(opener: ProcessId) -> Observer {
     let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
-    let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+    let config = Config { outbox_blocks: 8, outbox_block: 16, connections: 4, descriptors: 16, ..Config::default() };
+    let mut observer = Observer::new(me, &config);
     let hello = first_greeting(opener, Incarnation::FIRST);
     assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
     observer.handle_accepted(0, 3, 4, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
     assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
     assert_eq!(observer.handle_received(0, 4, Source::Link, b"wanted"), Ok(Some(6)));
-    let position = observer.journal().end();
-    observer.poll_journal();
-    observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    stable(&mut observer);
     observer
+}
+
+/// The outbox of a peer fills with what was received here: of what it holds from a unit on.
+#[test]
+fn room_is_made_by_an_image_where_little_is_kept_and_by_a_line_otherwise() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let connection = |number| ConnectionId { opener, number };
+    assert_eq!(observer.room_for(connection(0), 0), RoomBy::Image);
+    assert_eq!(observer.room_for(connection(0), 6), RoomBy::Line, "nothing of it was received");
+    assert_eq!(observer.room_for(connection(9), 0), RoomBy::Line, "no such connection");
+    assert_eq!(observer.send(0, 4, &[7; 9], 0, true), Ok(Send::Taken { len: 9, whole: true }));
+    assert_eq!(observer.room_for(connection(0), 0), RoomBy::Line, "it keeps much itself");
+    let room = observer.most_kept().expect("one receiver has all of it");
+    assert_eq!((room.receiver, room.connection, room.from), (opener, connection(0), 0));
 }
 
 /// Until the protector has what was read of a connection, the next incarnation may want it again, though the program has closed it.

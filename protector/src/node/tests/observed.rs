@@ -1,6 +1,6 @@
 //! Protected processes: joining, connecting, checkpoints, and what their nodes ask for them.
 
-use radic_wire::process::{LogMode, PayloadMode};
+use radic_wire::process::{LogMode, PayloadMode, Room};
 
 use super::*;
 
@@ -185,6 +185,24 @@ fn a_line_that_was_asked_of_a_replaced_program_is_given_up_at_once() {
         let told = outputs.iter().filter(|output| matches!(output, Output::Send(_, message) if *message == failed)).count();
         assert!(outputs.iter().any(is_asked) && told == 1, "{outputs:?}");
     }
+}
+
+/// What makes room in an outbox: an image of the receiver that has most of it, or a line. Where a process names one of another job a line does.
+#[test]
+fn the_receiver_of_most_of_a_full_outbox_is_asked_for_an_image() {
+    let mut cluster = Cluster::new(3);
+    let sender = Protection { log_mode: LogMode::Causal, payload: PayloadMode::Sender, ..never() };
+    let job = cluster.start_protected(3, sender);
+    let connection = ConnectionId { opener: at(job, 0), number: 1 };
+    let room = |job| Some(Room { receiver: at(job, 1), connection, from: 7 });
+    cluster.say(job, 0, ToNode::Pressed(room(job)));
+    let asked = FromNode::MakeRoom { connection, from: 7 };
+    cluster.run_until(|c| c.told(1).contains(&asked));
+    let (now, node) = (cluster.now, cluster.nodes.get_mut(&name(2)).expect("it is up"));
+    node.handle(now, Input::Observer(observer(1), 1001, ToNode::Pressed(room(JobId::from_bits(77)))));
+    let outputs: Vec<Output> = std::iter::from_fn(|| node.poll_output()).collect();
+    let wanted = PeerMessage::ToHome(job, ToHome::LineWanted(Epoch::FIRST));
+    assert!(outputs.iter().any(|output| matches!(output, Output::Send(_, message) if *message == wanted)), "{outputs:?}");
 }
 
 #[test]
