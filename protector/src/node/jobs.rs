@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{EndReason, Outcome, OutputStream};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
@@ -275,6 +275,11 @@ impl Node {
     /// Whether the home of a job is here, and has decided how the job ends.
     pub fn has_decided_end(&self, job: JobId) -> bool {
         self.homes.get(&job).is_some_and(Home::has_decided_end)
+    }
+
+    /// The epoch of a job that has begun on this node, if the node hosts ranks of it.
+    pub fn epoch_here(&self, job: JobId) -> Option<Epoch> {
+        self.hosts.get(&job).map(Host::epoch)
     }
 
     /// Output that the home of a job, if it is here, keeps and no host keeps any more: the ranks, streams and bytes.

@@ -51,6 +51,8 @@ pub struct Checks {
     depends: Vec<(ProcessId, u64, StreamId, u64)>,
     /// The epoch of the job.
     pub epoch: Epoch,
+    /// The newest epoch in which a node has started a process. That need not know of its epoch yet.
+    begun_epoch: Epoch,
     /// Its home has said that there will be another one.
     restarts: bool,
     /// The home that gave each epoch of each job, and when.
@@ -79,9 +81,9 @@ impl Checks {
         assert!(*known == *home, "G4: {home} gives epoch {epoch} of job {job}, as {known} has");
     }
 
-    /// The newest epoch that a home has launched. No process of it need have begun.
+    /// The newest epoch that a home has launched, at another node or at its own. No process of it need have joined.
     pub fn launched(&self) -> Epoch {
-        self.homes.keys().map(|(_, epoch)| *epoch).chain([self.epoch]).max().unwrap_or_default()
+        self.homes.keys().map(|(_, epoch)| *epoch).chain([self.epoch, self.begun_epoch]).max().unwrap_or_default()
     }
 
     /// A process begins as this incarnation, with nothing.
@@ -89,7 +91,7 @@ impl Checks {
         if incarnation.epoch > self.epoch {
             // The job restarts from its beginning: what was, was not.
             let (views, homes) = (std::mem::take(&mut self.views), std::mem::take(&mut self.homes));
-            *self = Checks { views, homes, epoch: incarnation.epoch, ..Checks::default() };
+            *self = Checks { views, homes, begun_epoch: self.begun_epoch, epoch: incarnation.epoch, ..Checks::default() };
         }
         let voice = self.voices.entry(process).or_default();
         *voice = incarnation.max(*voice);
@@ -238,6 +240,12 @@ impl World {
         let PeerMessage::ToHost(job, ToHost::Launch { epoch, .. }) = *message else { return };
         let epoch = if self.breaks.epochs { Epoch { count: epoch.count, ..Epoch::FIRST } } else { epoch };
         self.checks.handle_launch(self.now, &self.machines[at].member.id, job, epoch);
+    }
+
+    /// A node starts a process of the job, in the epoch that has begun there. What a home launches at its own node is in no message.
+    pub fn note_begun(&mut self, at: usize, job: JobId) {
+        let epoch = self.machines[at].node.as_ref().and_then(|node| node.epoch_here(job)).unwrap_or_default();
+        self.checks.begun_epoch = self.checks.begun_epoch.max(epoch);
     }
 
     /// The machine of the home that has begun the second epoch of the job, and how long after the job's start.

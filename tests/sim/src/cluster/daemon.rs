@@ -136,7 +136,10 @@ impl World {
     fn process_output(&mut self, at: usize, job: JobId, output: HostOutput) {
         let id = |rank| ProcessId { job, rank };
         match output {
-            HostOutput::Spawn(rank, _) => self.spawn(at, id(rank)),
+            HostOutput::Spawn(rank, _) => {
+                self.note_begun(at, job);
+                self.spawn(at, id(rank));
+            }
             HostOutput::Restore(_, order) => self.drive_orders(at, |orders| orders.handle_order(order)),
             HostOutput::Stdin { number, data } => self.give_input(at, job, number, data),
             HostOutput::Read(rank, stream) => {

@@ -281,6 +281,14 @@ fn the_same_seed_is_the_same_story() {
     assert_ne!(story(1), story(2));
 }
 
+/// The same as those below, of seeds that have failed as they are run by default.
+#[test]
+fn what_was_found_by_default_stays_mended() {
+    for seed in [20_061_157] {
+        crate::seeds::run(seed, false);
+    }
+}
+
 /// Seeds that have failed once; docs/regressions.md says of many what they were. Each passes now.
 #[test]
 fn what_was_found_stays_mended() {
