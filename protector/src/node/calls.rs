@@ -110,6 +110,8 @@ pub(super) enum Purpose {
     Node(ClientId),
     /// How much each rank of a job has sent to each.
     Traffic(ClientId),
+    /// A suspended job is to go on: whether any node still has something of it.
+    Away(ClientId, Box<Suspension>, Box<Resumption>),
     /// A suspended job is about to go on.
     Revive(ClientId, Box<Suspension>, Box<Resumption>),
     /// What is held of a process.
@@ -258,6 +260,9 @@ impl Node {
                 self.finish_line(now, (job, epoch), step, answers, lost || !waiting.is_empty());
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
+            Purpose::Away(client, suspension, resumption) => {
+                self.finish_away(now, client, (suspension, resumption), &answers, &waiting);
+            }
             Purpose::Revive(client, suspension, resumption) => {
                 self.finish_revive(client, (suspension, resumption), answers, &waiting);
             }

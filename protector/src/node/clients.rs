@@ -21,6 +21,7 @@ use super::following::Passed;
 use super::host::NameRequest;
 use super::placement::place;
 use super::sessions::Shown;
+use super::suspension::not_away;
 use super::{ClientId, Node, Output, Stop, checkpoints};
 use crate::membership::ring::watcher_of;
 
@@ -198,19 +199,41 @@ impl Node {
         }
     }
 
-    /// A suspended job is to be resumed. Every node must know of it, and have nothing of it.
-    pub(super) fn resume(
-        &mut self,
-        now: Duration,
-        client: ClientId,
-        mut suspension: Box<Suspension>,
-        resumption: Box<Resumption>,
-    ) {
+    /// A suspended job is to be resumed. No node may have anything of it. That is asked before any node begins the next life: a node that has something of the life before, and has not
+    /// heard how that ended, can be told so only by nodes that remember it, and hear what is said of that life.
+    pub(super) fn resume(&mut self, now: Duration, client: ClientId, suspension: Box<Suspension>, resumption: Box<Resumption>) {
         if self.membership.is_frozen() {
             return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
         }
         if let Err(error) = suspension.ward.spec.validate() {
             return self.fail(client, error.to_string());
+        }
+        let query = Query::Knows(suspension.job);
+        self.gather_for(now, client, Purpose::Away(client, suspension, resumption), &query);
+    }
+
+    /// A node does not answer without which a request cannot be carried out.
+    fn fail_for_silence(&mut self, client: ClientId, node: &NodeId) {
+        self.fail(client, format!("{} does not answer; `radic nodes` shows how it is", node.name));
+    }
+
+    /// No node has anything of a suspended job. Every node must begin its next life, and forget what it remembers of the one before.
+    pub(super) fn finish_away(
+        &mut self,
+        now: Duration,
+        client: ClientId,
+        (mut suspension, resumption): (Box<Suspension>, Box<Resumption>),
+        answers: &BTreeMap<NodeId, Answer>,
+        silent: &BTreeSet<NodeId>,
+    ) {
+        if !self.clients.contains_key(&client) {
+            return; // Nothing has changed anywhere.
+        }
+        if let Some(node) = silent.first() {
+            return self.fail_for_silence(client, node);
+        }
+        if let Some((node, _)) = answers.iter().find(|(_, answer)| **answer == Answer::Knows(true)) {
+            return self.fail(client, not_away(suspension.job, node));
         }
         suspension.ward.spec.life = self.next_life(suspension.job, suspension.ward.spec.life);
         // The log was held when the job was suspended, so it is taken whatever the bound for new logs is.
@@ -229,7 +252,7 @@ impl Node {
         silent: &BTreeSet<NodeId>,
     ) {
         if let Some(node) = silent.first() {
-            return self.fail(client, format!("{node} does not answer; `radic nodes` shows how it is"));
+            return self.fail_for_silence(client, node);
         }
         let refused = |answer| if let Answer::Revived(Err(why)) = answer { Some(why) } else { None };
         if let Some(why) = answers.into_values().find_map(refused) {
@@ -302,7 +325,7 @@ impl Node {
         match answers.into_values().next() {
             Some(Answer::Fault(Ok(()))) => {}
             Some(Answer::Fault(Err(why))) => return self.fail(client, format!("{}: {why}", node.name)),
-            _ => return self.fail(client, format!("{} does not answer; `radic nodes` shows how it is", node.name)),
+            _ => return self.fail_for_silence(client, node),
         }
         let text = match fault {
             Fault::Pause { ms } => format!("{} and every process it hosts are stopped for {ms} ms, as asked", node.name),

@@ -55,9 +55,8 @@ impl Node {
     /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.
     pub(super) fn revive(&mut self, revival: &Revival) -> Result<(), String> {
         let job = revival.job;
-        let runs = self.hosts.contains_key(&job) || self.homes.get(&job).is_some_and(|home| !home.is_over());
-        if runs || self.protects(job) {
-            return Err(format!("job {job} runs, or is not gone yet; {} has some of it", self.me().name));
+        if self.knows(job) {
+            return Err(not_away(job, self.me()));
         }
         if !self.begin_life(job, revival.life) {
             return Err(format!("another command has tried to resume job {job}; try again"));
@@ -115,4 +114,9 @@ impl Node {
             self.recover(now, ProcessId { job, rank: *rank });
         }
     }
+}
+
+/// Why a job cannot be resumed of which this node has something.
+pub(super) fn not_away(job: JobId, node: &NodeId) -> String {
+    format!("job {job} runs, or is not gone yet; {} has some of it", node.name)
 }

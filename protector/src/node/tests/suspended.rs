@@ -1,6 +1,6 @@
 //! Jobs that are suspended, and go on.
 
-use radic_wire::peer::Revival;
+use radic_wire::peer::{Adoption, Revival};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::*;
@@ -73,6 +73,33 @@ fn what_was_said_of_a_life_before_is_not_heard() {
         cluster.run_for(LATENCY * 2);
         assert_eq!(cluster.knows_that_it_left(protector, process), is_heard);
     }
+}
+
+/// A protector has not heard how the job has ended. The others remember that while it has something of the job, and tell it.
+#[test]
+fn while_a_node_has_something_of_a_suspended_job_no_other_forgets_how_that_has_ended() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let suspension = cluster.suspend(4, 7, job);
+    let ward = cluster.nodes[&name(1)].hosts[&job].ward();
+    cluster.ask(4, 7, Request::EndSuspended);
+    cluster.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    node.forget_end(job);
+    node.guard(job, &[], ward.clone());
+    let resume = |cluster: &mut Cluster, client| {
+        let incarnations = vec![Incarnation::restarted(1); suspension.ward.spec.ranks as usize];
+        cluster.hello(4, client, Request::Resume(suspension.clone(), Box::new(Resumption { incarnations })));
+        cluster.run_until(|c| matches!(c.replies(client).last(), Some(Reply::Resuming(_) | Reply::Error(_))));
+        matches!(cluster.replies(client).last(), Some(Reply::Resuming(_)))
+    };
+    assert!(!resume(&mut cluster, 8));
+    assert!(cluster.nodes[&name(3)].has_ended(job));
+    let adoption = Adoption { job, ward, started_ms: 0, view: 1 };
+    cluster.post(&name(3), Input::Message(id(2), PeerMessage::Adopt(Box::new(adoption))));
+    cluster.run_for(LATENCY * 3);
+    assert!(!cluster.nodes[&name(2)].knows(job));
+    assert!(resume(&mut cluster, 9));
 }
 
 /// The word of a command that has given up comes when another one resumes the job: it would take what the other one has given to the protectors.
