@@ -41,8 +41,8 @@ pub struct Checks {
     suspended: BTreeMap<ProcessId, Incarnation>,
     /// Where the log of each incarnation ended that was brought back.
     begun: BTreeMap<(ProcessId, Incarnation), u64>,
-    /// Where in the journal each image stands.
-    cuts: BTreeMap<(ProcessId, u64), u64>,
+    /// Where in the journal each image of an incarnation stands.
+    cuts: BTreeMap<(ProcessId, u64, Incarnation), u64>,
     /// What was received first, by stream, as far as a state depends on it that no death has undone.
     truth: BTreeMap<StreamId, Vec<u8>>,
     /// Other bytes were sent to a lost process from this offset of a stream on. Its log must not have the ones before: that is known when it comes back.
@@ -126,7 +126,7 @@ impl Checks {
         let Speaker { process, incarnation } = to;
         let position = match message {
             FromProtector::JournalStable { position } | FromProtector::Welcome { journal: position, .. } => *position,
-            FromProtector::Committed { image, .. } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
+            FromProtector::Committed { image, .. } => self.cut_of(to, *image),
             _ => return,
         };
         if incarnation.epoch != self.epoch {
@@ -163,9 +163,17 @@ impl Checks {
         acked.chain(self.begun.range(of).map(|(_, position)| *position)).max().unwrap_or(0)
     }
 
-    /// An image stands here.
-    pub fn handle_image(&mut self, process: ProcessId, image: u64, cut: u64) {
-        self.cuts.insert((process, image), cut);
+    /// An image of an incarnation stands here.
+    pub fn handle_image(&mut self, of: Speaker, image: u64, cut: u64) {
+        self.cuts.insert((of.process, image, of.incarnation), cut);
+    }
+
+    /// Where the image stands of which an incarnation hears: its own, or that of an incarnation before it. One that others have left behind goes on making
+    /// images until it is told, and their numbers are given again.
+    fn cut_of(&self, to: Speaker, image: u64) -> u64 {
+        let Speaker { process, incarnation } = to;
+        let first = Incarnation::launched_in(incarnation.epoch);
+        self.cuts.range((process, image, first)..=(process, image, incarnation)).next_back().map_or(0, |(_, cut)| *cut)
     }
 
     /// What a process received after its log ends is undone by its death: it may come out another way.

@@ -90,8 +90,10 @@ impl World {
             return self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "a socket of another kind".to_owned()));
         }
         self.counts.images += 1;
-        let (id, position) = (self.processes[pid as usize].id, self.lib(pid).observer.journal().end());
-        self.checks.handle_image(id, image, position);
+        let process = self.processes[pid as usize].id;
+        let lib = self.lib(pid);
+        let (of, position) = (Speaker { process, incarnation: lib.observer.incarnation() }, lib.observer.journal().end());
+        self.checks.handle_image(of, image, position);
         let lib = self.lib(pid);
         lib.observer.pack_outbox(line);
         let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };

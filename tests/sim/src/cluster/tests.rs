@@ -2,6 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use radic_protector::store::Speaker;
+use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank, Seat};
+use radic_wire::log::FromProtector;
+
+use super::check::Checks;
 use super::counts::Breaks;
 use super::plan::{Fault, Plan, When};
 use super::world::World;
@@ -239,6 +244,23 @@ fn random_bytes_that_are_not_told_again_are_noticed() {
 #[test]
 fn the_checker_of_callers_bites() {
     assert_eq!(violated(Breaks { mute: true, ..Breaks::default() }, calm), "G7");
+}
+
+/// A machine that hung goes on making images until it hears that others have left it behind.
+#[test]
+fn an_image_that_was_left_behind_says_nothing_of_the_next_one_of_its_number() {
+    let process = ProcessId { job: JobId::from_bits(7), rank: Rank(0) };
+    let later = Incarnation::launched_in(Epoch::FIRST.next(Seat { view: 6, home: BootId(5) }));
+    let mut checks = Checks::default();
+    for (incarnation, cut) in [(later, 330), (Incarnation::FIRST, 371)] {
+        checks.handle_incarnation(process, later);
+        checks.handle_image(Speaker { process, incarnation }, 7, cut);
+    }
+    // A resumed process hears of the images of the one before it.
+    let resumed = later.next();
+    checks.handle_incarnation(process, resumed);
+    checks.handle_answer(Speaker { process, incarnation: resumed }, &FromProtector::Committed { image: 7, oldest: 7 });
+    assert_eq!(checks.stable(process), 330);
 }
 
 #[test]
