@@ -51,6 +51,7 @@ impl Stores {
             StoreOrder::TakeOver(process) => self.logs.take_over(process),
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
             StoreOrder::Revive(revival) => self.logs.revive_job(*revival),
+            StoreOrder::RefuseBefore(job, incarnations) => self.logs.refuse_before(job, incarnations),
             StoreOrder::ForgetProcess(node, number, process) => {
                 let before = self.logs.list(process);
                 self.logs.remove_process(process);

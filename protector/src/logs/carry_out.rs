@@ -124,6 +124,7 @@ impl Service {
             Request::TakeOver(process) => server.take_over(process),
             Request::RemoveJob(job) => server.remove_job(now, job),
             Request::ReviveJob(revival) => server.revive_job(now, revival),
+            Request::RefuseBefore(job, incarnations) => server.refuse_before(now, job, &incarnations),
             Request::RemoveProcess(process) => server.remove_process(now, process),
             Request::StableOf(receiver, epoch, stream, answer) => {
                 _ = answer.send(server.store().stable_in(receiver, epoch, stream));

@@ -215,6 +215,11 @@ impl Logs {
         self.0.ask(Request::ReviveJob(revival));
     }
 
+    /// Of each rank of this job no incarnation before this one is heard any more, and what is held of one is forgotten.
+    pub fn refuse_before(&self, job: JobId, incarnations: Vec<Incarnation>) {
+        self.0.ask(Request::RefuseBefore(job, incarnations));
+    }
+
     /// This process begins again with nothing, after an exec or a restart of its job from the beginning.
     pub fn remove_process(&self, process: ProcessId) {
         self.0.ask(Request::RemoveProcess(process));
@@ -305,6 +310,7 @@ enum Request {
     TakeOver(ProcessId),
     RemoveJob(JobId),
     ReviveJob(Revival),
+    RefuseBefore(JobId, Vec<Incarnation>),
     RemoveProcess(ProcessId),
     StableOf(ProcessId, Epoch, StreamId, Answer<u64>),
     List(ProcessId, Answer<Option<HeldLog>>),

@@ -184,6 +184,19 @@ impl LogServer {
         }
     }
 
+    /// Of each rank of a job that was to go on, no incarnation before this one is heard any more (G4), and what is held of one is forgotten.
+    pub fn refuse_before(&mut self, now: Duration, job: JobId, incarnations: &[Incarnation]) {
+        self.now = now;
+        for (rank, first) in (0..).map(Rank).zip(incarnations) {
+            let process = ProcessId { job, rank };
+            self.store.refuse_before(process, *first);
+            self.close_older(process, *first);
+            if self.store.incarnation(process).is_some_and(|held| held < *first) {
+                self.remove_process(now, process);
+            }
+        }
+    }
+
     /// This process begins again with nothing, after an exec or a restart of its job from the beginning. If it has a replica,
     /// both log servers are told.
     pub fn remove_process(&mut self, now: Duration, process: ProcessId) {

@@ -283,6 +283,25 @@ fn a_fence_tells_older_incarnations_before_it_closes_them() {
 }
 
 #[test]
+fn what_a_lost_command_has_given_is_forgotten_and_nothing_more_of_it_is_heard() {
+    let (mut server, job) = (server(), process(0).job);
+    server.revive_job(at(1), revival());
+    for (number, speaker) in [(1, speaker(0, 1)), (2, speaker(1, 2)), (3, speaker(2, 1))] {
+        assert_eq!(connect(&mut server, number, speaker, Channel::Journal), Next::Read);
+    }
+    // Of rank 0 the command speaks, and rank 1 has been brought back; of rank 2 the command is about to speak.
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 1))), Next::Answer);
+    assert_eq!(server.handle_frame(at(2), 2, &hello(speaker(1, 2))), Next::Answer);
+    server.refuse_before(at(3), job, &[Incarnation::restarted(2); 3]);
+    let mut refused = closed(&mut server);
+    refused.sort_by_key(|(connection, _)| *connection);
+    assert_eq!(refused, [(1, Reason::Fenced), (3, Reason::Fenced)]);
+    assert_eq!(connect(&mut server, 4, speaker(0, 1), Channel::Journal), Next::Read);
+    assert_ne!(server.handle_frame(at(4), 4, &hello(speaker(0, 1))), Next::Answer);
+    assert_eq!(server.store().of_job(job), [process(1)]);
+}
+
+#[test]
 fn a_replica_is_dialed_again_after_longer_and_longer_times_and_told_of_once() {
     let mut server = server();
     let address: SocketAddr = REPLICA.parse().expect("an address");
@@ -399,6 +418,7 @@ enum Happens {
     RemoveProcess(u32),
     RemoveJob,
     ReviveJob,
+    RefuseBefore(u32),
     /// Everything that the server wants is done, well or not.
     CarriedOut(bool),
     Later(u64),
@@ -432,6 +452,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => rank().prop_map(Happens::RemoveProcess),
         1 => Just(Happens::RemoveJob),
         1 => Just(Happens::ReviveJob),
+        1 => restart().prop_map(Happens::RefuseBefore),
         6 => any::<bool>().prop_map(Happens::CarriedOut),
         3 => (1u64..4_000).prop_map(Happens::Later),
     ]
@@ -500,6 +521,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),
         Happens::RemoveJob => server.remove_job(at, process(0).job),
         Happens::ReviveJob => server.revive_job(at, revival()),
+        Happens::RefuseBefore(restart) => server.refuse_before(at, process(0).job, &[Incarnation::restarted(restart); 3]),
         Happens::CarriedOut(well) => carry_out(server, at, next, well),
         Happens::Later(ms) => {
             *now += Duration::from_millis(ms);

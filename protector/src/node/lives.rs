@@ -3,31 +3,59 @@
 //! hears nothing of a life before the newest that it knows.
 //!
 //! Every member knows of a life before anything of it begins ([`Query::Revive`]). A node that joins later learns it from the first message of a node that does.
+//!
+//! Before a life begins a command gives to log services what they are to have of it. If the command ends its node tells all that this is of no use. If that node is lost each node forgets
+//! by itself what it was given, unless the home has said before that the job goes on: nobody else may know that anything was given.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use radic_wire::codec;
-use radic_wire::ids::{JobId, NodeId};
+use radic_wire::ids::{Incarnation, JobId, NodeId};
 use radic_wire::limits;
-use radic_wire::peer::{PeerMessage, Query, ToHome};
+use radic_wire::membership::Member;
+use radic_wire::peer::{PeerMessage, Query, Revival, ToHome};
 use serde_bytes::ByteBuf;
 
-use super::Node;
+use super::stores::StoreOrder;
+use super::{Node, Output};
 
 /// Jobs that were resumed of which nothing is here any more, and whose lives are remembered.
 const KEPT: usize = 256;
 /// Bits of a life that are drawn: two commands may resume a job at once.
 const DRAWN: u32 = 32;
 
-/// Jobs that were resumed, the oldest first, and the newest life of each.
+/// Who gives what log services are to have of a life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Giver {
+    /// Nobody, as far as is known here: the job has gone on, or is over.
+    Nobody,
+    /// A command of this node. Of each rank it speaks as this incarnation.
+    Node(NodeId, Vec<Incarnation>),
+    /// That node was lost, and what was given is forgotten.
+    Lost,
+}
+
+/// The newest life of a job that was resumed.
+#[derive(Debug)]
+struct Life {
+    job: JobId,
+    number: u64,
+    giver: Giver,
+}
+
+/// Jobs that were resumed, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Lives(VecDeque<(JobId, u64)>);
+pub(super) struct Lives(VecDeque<Life>);
 
 impl Lives {
     /// The newest life of the job that is known here; 0: its first.
     fn of(&self, job: JobId) -> u64 {
-        self.0.iter().find(|(of, _)| *of == job).map_or(0, |(_, life)| *life)
+        self.0.iter().find(|life| life.job == job).map_or(0, |life| life.number)
+    }
+
+    fn giver(&mut self, job: JobId) -> Option<&mut Giver> {
+        self.0.iter_mut().find(|life| life.job == job).map(|life| &mut life.giver)
     }
 }
 
@@ -42,10 +70,10 @@ impl Node {
     pub(super) fn begin_life(&mut self, job: JobId, life: u64) -> bool {
         let known = self.lives.of(job);
         if life > known {
-            self.lives.0.retain(|(of, _)| *of != job);
-            self.lives.0.push_back((job, life));
+            self.lives.0.retain(|of| of.job != job);
+            self.lives.0.push_back(Life { job, number: life, giver: Giver::Nobody });
             if self.lives.0.len() > KEPT
-                && let Some(oldest) = self.lives.0.iter().position(|(of, _)| !self.knows(*of))
+                && let Some(oldest) = self.lives.0.iter().position(|of| !self.knows(of.job))
             {
                 self.lives.0.remove(oldest);
             }
@@ -56,6 +84,37 @@ impl Node {
     /// Whether this is the newest life of the job that is known here.
     pub(super) fn is_newest_life(&self, job: JobId, life: u64) -> bool {
         life == self.lives.of(job)
+    }
+
+    /// A command of this node gives to log services what they are to have of the life that begins.
+    pub(super) fn await_giver(&mut self, node: &NodeId, revival: &Revival) {
+        if let Some(giver) = self.lives.giver(revival.job) {
+            *giver = Giver::Node(node.clone(), revival.incarnations.clone());
+        }
+    }
+
+    /// The home has said that the job goes on, or that it is over: what was given is not the command's any more.
+    pub(super) fn forget_giver(&mut self, job: JobId) {
+        self.lives.giver(job).into_iter().for_each(|giver| *giver = Giver::Nobody);
+    }
+
+    /// Whether what a command has given here for the job was forgotten, because its node was lost.
+    pub(super) fn has_lost_giver(&mut self, job: JobId) -> bool {
+        self.lives.giver(job).is_some_and(|giver| *giver == Giver::Lost)
+    }
+
+    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and these commands are not heard any more. A job may have gone
+    /// on though nothing was given here for it: its processes speak as later incarnations than the command.
+    pub(super) fn lose_givers(&mut self, lost: &[Member]) {
+        for at in 0..self.lives.0.len() {
+            let Life { job, giver: Giver::Node(node, incarnations), .. } = &self.lives.0[at] else { continue };
+            if !lost.iter().any(|member| member.id == *node) {
+                continue;
+            }
+            let (job, first) = (*job, incarnations.iter().map(|incarnation| incarnation.next()).collect());
+            self.outputs.push_back(Output::Store(StoreOrder::RefuseBefore(job, first)));
+            self.lives.0[at].giver = Giver::Lost;
+        }
     }
 
     /// What is sent in place of `message`: it says of which life of its job it is, if the job was resumed.

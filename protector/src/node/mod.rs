@@ -607,7 +607,7 @@ impl Node {
             Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
             Query::Line { job, epoch, step } => return self.handle_line_query(now, from, number, (*job, *epoch), *step),
             Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
-            Query::Revive(revival) => Answer::Revived(self.revive(revival)),
+            Query::Revive(revival) => Answer::Revived(self.revive(from, revival)),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. }

@@ -65,6 +65,7 @@ impl Node {
         if lost.is_empty() {
             return;
         }
+        self.lose_givers(lost);
         lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
         self.recovery.losses.extend(lost.iter().map(|member| (old.clone(), new.clone(), member.clone())));
         let surplus = self.recovery.losses.len().saturating_sub(LOSSES);

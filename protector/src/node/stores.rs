@@ -35,6 +35,8 @@ pub enum StoreOrder {
     RemoveJob(JobId),
     /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
     Revive(Box<Revival>),
+    /// What a command has given for a job that was to go on is forgotten. Of each rank no incarnation before this one is heard any more.
+    RefuseBefore(JobId, Vec<Incarnation>),
     /// Forget the log and images of this process, then answer where its journal ended: [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
@@ -188,6 +190,7 @@ impl Node {
                 self.forget_epochs_before(job, epoch);
                 self.clients_hear_of_epoch(job, epoch);
             }
+            ToStore::Resume { ranks, .. } if self.has_lost_giver(job) => self.refuse_to_resume(now, from, job, &ranks),
             ToStore::Resume { ranks, ward } => {
                 let replicas = ward.spec.protection.replicas;
                 self.stored.insert(job);

@@ -53,7 +53,7 @@ impl Node {
     }
 
     /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.
-    pub(super) fn revive(&mut self, revival: &Revival) -> Result<(), String> {
+    pub(super) fn revive(&mut self, from: &NodeId, revival: &Revival) -> Result<(), String> {
         let job = revival.job;
         if self.knows(job) {
             return Err(not_away(job, self.me()));
@@ -61,6 +61,7 @@ impl Node {
         if !self.begin_life(job, revival.life) {
             return Err(format!("another command has tried to resume job {job}; try again"));
         }
+        self.await_giver(from, revival);
         self.registry.handle_resumed(job);
         self.homes.remove(&job);
         self.over.retain(|over| *over != job);
@@ -107,8 +108,19 @@ impl Node {
         }
     }
 
+    /// The home of a resumed job does not know that the command's node is lost, nor that what the command had given here is forgotten for that.
+    pub(super) fn refuse_to_resume(&mut self, now: Duration, home: &NodeId, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)]) {
+        let why = "the node of the command that resumes the job was lost meanwhile; it can be resumed again";
+        for (rank, incarnation, _) in ranks {
+            let (rank, incarnation, why) = (*rank, *incarnation, why.to_owned());
+            self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+            self.send(home, PeerMessage::ToHome(job, ToHome::Lost { rank, incarnation, why }));
+        }
+    }
+
     /// This node has the logs and images of these ranks of a resumed job, and brings them back.
     pub(super) fn handle_resume(&mut self, now: Duration, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
+        self.forget_giver(job);
         self.guard(job, ranks, ward);
         for (rank, ..) in ranks {
             self.recover(now, ProcessId { job, rank: *rank });

@@ -130,6 +130,7 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_incarnations(job);
+        self.forget_giver(job);
         let Recovery { wards, restarted, next_homes, endings, .. } = &mut self.recovery;
         let next = next_homes.forget(job);
         endings.remember(job, outcome);

@@ -18,14 +18,26 @@ impl Cluster {
         said.expect("it was waited for")
     }
 
-    /// The same, and it ends; `again` at `node` has it go on.
-    fn suspend_and_resume(&mut self, node: usize, (client, again): (u64, u64), job: JobId) {
+    /// The same, and it ends.
+    fn suspend_and_end(&mut self, node: usize, client: u64, job: JobId) -> Box<Suspension> {
         let suspension = self.suspend(node, client, job);
         self.ask(node, client, Request::EndSuspended);
         self.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+        suspension
+    }
+
+    /// `client` at `node` has a job go on. Returns whether it may give to the protectors what they are to have.
+    fn begin_to_resume(&mut self, node: usize, client: u64, suspension: &Suspension) -> bool {
         let incarnations = vec![Incarnation::restarted(1); suspension.ward.spec.ranks as usize];
-        self.hello(node, again, Request::Resume(suspension, Box::new(Resumption { incarnations })));
-        self.run_until(|c| matches!(c.replies(again).last(), Some(Reply::Resuming(_))));
+        self.hello(node, client, Request::Resume(Box::new(suspension.clone()), Box::new(Resumption { incarnations })));
+        self.run_until(|c| matches!(c.replies(client).last(), Some(Reply::Resuming(_) | Reply::Error(_))));
+        matches!(self.replies(client).last(), Some(Reply::Resuming(_)))
+    }
+
+    /// A job is suspended, and ends; `again` at `node` has it go on.
+    fn suspend_and_resume(&mut self, node: usize, (client, again): (u64, u64), job: JobId) {
+        let suspension = self.suspend_and_end(node, client, job);
+        assert!(self.begin_to_resume(node, again, &suspension));
         self.ask(node, again, Request::BeginResumed);
         self.run_until(|c| c.replies(again).iter().any(|reply| matches!(reply, Reply::Attached { .. })));
     }
@@ -80,26 +92,40 @@ fn what_was_said_of_a_life_before_is_not_heard() {
 fn while_a_node_has_something_of_a_suspended_job_no_other_forgets_how_that_has_ended() {
     let mut cluster = Cluster::new(4);
     let job = cluster.start_recoverable(4, 3);
-    let suspension = cluster.suspend(4, 7, job);
     let ward = cluster.nodes[&name(1)].hosts[&job].ward();
-    cluster.ask(4, 7, Request::EndSuspended);
-    cluster.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+    let suspension = cluster.suspend_and_end(4, 7, job);
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     node.forget_end(job);
     node.guard(job, &[], ward.clone());
-    let resume = |cluster: &mut Cluster, client| {
-        let incarnations = vec![Incarnation::restarted(1); suspension.ward.spec.ranks as usize];
-        cluster.hello(4, client, Request::Resume(suspension.clone(), Box::new(Resumption { incarnations })));
-        cluster.run_until(|c| matches!(c.replies(client).last(), Some(Reply::Resuming(_) | Reply::Error(_))));
-        matches!(cluster.replies(client).last(), Some(Reply::Resuming(_)))
-    };
-    assert!(!resume(&mut cluster, 8));
+    assert!(!cluster.begin_to_resume(4, 8, &suspension));
     assert!(cluster.nodes[&name(3)].has_ended(job));
     let adoption = Adoption { job, ward, started_ms: 0, view: 1 };
     cluster.post(&name(3), Input::Message(id(2), PeerMessage::Adopt(Box::new(adoption))));
     cluster.run_for(LATENCY * 3);
     assert!(!cluster.nodes[&name(2)].knows(job));
-    assert!(resume(&mut cluster, 9));
+    assert!(cluster.begin_to_resume(4, 9, &suspension));
+}
+
+/// A command has given what log services are to have, and its node is lost before the home has said that the job goes on.
+#[test]
+fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let suspension = cluster.suspend_and_end(4, 7, job);
+    assert!(cluster.begin_to_resume(4, 8, &suspension));
+    cluster.kill_all(&[4]);
+    cluster.run_until(|c| [1, 2, 3].iter().all(|node| c.nodes[&name(*node)].view().is_some_and(|v| v.members.len() == 3)));
+    cluster.run_for(LATENCY * 2);
+    let refused = StoreOrder::RefuseBefore(job, vec![Incarnation::restarted(2); 3]);
+    assert!([1, 2, 3].iter().all(|node| cluster.orders.contains(&(name(*node), refused.clone()))), "{:?}", cluster.orders);
+    // The home has heard that the job goes on, and its word comes only now.
+    let ranks = vec![(Rank(0), Incarnation::restarted(1), [10, 0, 0, 1].into())];
+    let resume = PeerMessage::ToStore(job, ToStore::Resume { ranks, ward: Box::new(suspension.ward.clone()) });
+    let resume = cluster.nodes[&name(1)].with_life(resume);
+    cluster.post(&name(2), Input::Message(id(1), resume));
+    cluster.run_for(LATENCY * 2);
+    assert!(texts(&cluster, 2, EventName::Lost)[0].contains("it can be resumed again"));
+    assert!(!cluster.nodes[&name(2)].knows(job));
 }
 
 /// The word of a command that has given up comes when another one resumes the job: it would take what the other one has given to the protectors.
@@ -112,7 +138,7 @@ fn a_late_word_of_another_resumption_takes_nothing() {
     assert_eq!(lives.map(|life| life >> 32), [1, 1], "neither command knows of the other");
     let (earlier, later) = (lives[0].min(lives[1]), lives[0].max(lives[1]));
     let revival = |life| Revival { job, protection: never(), life, incarnations: incarnations.clone() };
-    assert_eq!(node.revive(&revival(later)), Ok(()));
-    assert!(node.revive(&revival(earlier)).is_err());
+    assert_eq!(node.revive(&id(1), &revival(later)), Ok(()));
+    assert!(node.revive(&id(1), &revival(earlier)).is_err());
     assert!(node.next_life(job, 0) > later);
 }

@@ -79,7 +79,7 @@ impl World {
             // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
             return self.counts.limits += 1;
         }
-        if let EndReason::NodeLost { why, .. } = &outcome.reason
+        if let EndReason::NodeLost { why, .. } | EndReason::RankLost { why, .. } = &outcome.reason
             && why.contains("it can be resumed again")
         {
             return self.counts.limits += 1;

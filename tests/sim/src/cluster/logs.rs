@@ -192,6 +192,10 @@ impl World {
                 server.revive_job(now, *revival);
                 None
             }
+            StoreOrder::RefuseBefore(job, incarnations) => {
+                server.refuse_before(now, job, &incarnations);
+                None
+            }
             StoreOrder::Read(..) => unreachable!("no command reads logs by its node in this simulation"),
         };
         if let Some((node, number, answer)) = answer {
