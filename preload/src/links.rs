@@ -619,7 +619,7 @@ impl Layer {
         for (fd, slot) in open {
             crate::ops::socket::finish(self, fd, slot, true);
         }
-        let output = self.outputs.offsets();
+        let output = self.outputs.ends();
         let end = ends::code().map(|code| ProgramEnd { code, output });
         self.drive_session(|session, cx| {
             session.handle_leaving(cx.now, end);

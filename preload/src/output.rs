@@ -122,6 +122,11 @@ impl Outputs {
         [0, 1].map(|at| self.streams[at].output.offset())
     }
 
+    /// Offsets after the last bytes that were written.
+    pub fn ends(&self) -> [u64; 2] {
+        [0, 1].map(|at| self.streams[at].output.end())
+    }
+
     /// Whether anything is to be written once more.
     pub fn is_owing(&self) -> bool {
         self.streams.iter().any(|stream| stream.output.is_owing())

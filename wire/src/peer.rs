@@ -500,7 +500,7 @@ pub enum FromHost {
         stream: OutputStream,
         /// Offset of the first byte in what the rank writes to the stream, in all its incarnations.
         offset: u64,
-        /// The bytes.
+        /// The bytes. None: the rank has come to its end, and so has the stream. Its host waits until all before that is printed or kept.
         data: ByteBuf,
     },
     /// rank 0 took the piece of standard input with this number.

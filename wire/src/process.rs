@@ -606,7 +606,7 @@ pub struct Point {
 pub struct ProgramEnd {
     /// The code with which the process is about to exit.
     pub code: i32,
-    /// As [`Point::output`], at the end.
+    /// Bytes that it has written to standard output and to standard error, in all its incarnations.
     pub output: [u64; 2],
 }
 

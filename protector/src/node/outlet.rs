@@ -33,6 +33,8 @@ pub struct Outlet {
     open: bool,
     /// There was a pipe before.
     known: bool,
+    /// The home was told where the stream ends.
+    end_told: bool,
 }
 
 impl Outlet {
@@ -55,6 +57,7 @@ impl Outlet {
             return Err(OutputLost { from: at, known: self.next });
         }
         (self.at, self.open, self.reading, self.known) = (at, true, false, true);
+        self.end_told = false;
         Ok(())
     }
 
@@ -75,8 +78,23 @@ impl Outlet {
 
     /// Whether everything before this offset has come, and was printed or is kept elsewhere.
     pub fn is_printed_to(&self, offset: u64) -> bool {
-        let is_here = self.at >= offset || !self.open;
-        is_here && self.pieces.front().is_none_or(|(start, _)| *start >= offset)
+        self.has_come_to(offset) && self.pieces.front().is_none_or(|(start, _)| *start >= offset)
+    }
+
+    fn has_come_to(&self, offset: u64) -> bool {
+        self.at >= offset || !self.open
+    }
+
+    /// The program has written up to this offset. Where the stream ends, if all of that has come, the home was told of it and not of the end, and it is not printed:
+    /// the home is to be told now.
+    pub fn take_end_to_tell(&mut self, offset: u64) -> Option<u64> {
+        let is_due = self.has_come_to(offset) && !self.is_printed_to(offset);
+        (is_due && !std::mem::replace(&mut self.end_told, is_due)).then_some(self.next)
+    }
+
+    /// There is another home.
+    pub fn forget_end_told(&mut self) {
+        self.end_told = false;
     }
 
     /// Whether the stream has ended, and everything was printed.
@@ -155,6 +173,23 @@ mod tests {
         assert!(outlet.is_done());
         assert_eq!(outlet.open(12, false), Err(OutputLost { from: 12, known: 11 }));
         assert_eq!(outlet.open(12, true), Ok(()));
+    }
+
+    #[test]
+    fn the_end_of_a_stream_is_told_once_while_something_is_not_printed() {
+        let mut outlet = Outlet::default();
+        outlet.open(0, true).unwrap();
+        outlet.handle_read(piece("hello "));
+        assert_eq!(outlet.take_end_to_tell(11), None, "not all has come");
+        outlet.handle_read(piece("world"));
+        assert_eq!((outlet.take_end_to_tell(11), outlet.take_end_to_tell(11)), (Some(11), None));
+        assert!(!outlet.is_printed_to(11));
+        outlet.forget_end_told();
+        assert_eq!(outlet.take_end_to_tell(11), Some(11), "another home does not know it");
+        outlet.handle_taken(11);
+        outlet.forget_end_told();
+        assert_eq!(outlet.take_end_to_tell(11), None);
+        assert!(outlet.is_printed_to(11));
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(super) enum Effect {
 /// What a piece of output is, when it comes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// Some of it is new, and waits now.
+    /// Some of it is new, and waits now; or it is the end of its stream.
     New,
     /// All of it came before. The host was told up to this offset.
     Before { taken: u64 },
@@ -103,8 +103,10 @@ pub(super) struct Relay {
     dropped: u64,
     /// Of each stream of each rank.
     progress: BTreeMap<(Rank, OutputStream), Progress>,
-    /// Streams of which hosts keep much: [`Relay::relieve`] looks at these.
+    /// Streams of which hosts keep much, or that have ended: [`Relay::relieve`] looks at these.
     pressed: BTreeSet<(Rank, OutputStream)>,
+    /// Streams that have ended, of ranks whose hosts wait: of these hosts keep nothing for a terminal that may never come.
+    ended: BTreeSet<(Rank, OutputStream)>,
     /// Pieces that are taken may stand behind pieces that are not.
     mixed: bool,
     effects: VecDeque<Effect>,
@@ -172,6 +174,11 @@ impl Relay {
         if piece.offset > next {
             return Came::Gap(piece.offset - next);
         }
+        if piece.data.is_empty() {
+            self.pressed.insert(stream);
+            self.ended.insert(stream);
+            return Came::New;
+        }
         let known = ((next - piece.offset) as usize).min(piece.data.len());
         progress.next = Some(next.max(piece.end()));
         let taken = progress.taken;
@@ -183,6 +190,7 @@ impl Relay {
         if piece.data.is_empty() {
             return Came::Before { taken };
         }
+        self.ended.remove(&stream);
         self.add(piece);
         Came::New
     }
@@ -246,7 +254,7 @@ impl Relay {
     }
 
     /// Keeps output while there is no terminal. The hosts keep it as well if `by_hosts`, for the next terminal: this node may be
-    /// lost before one attaches. But they keep no more than lets every rank go on writing.
+    /// lost before one attaches. But they keep no more than lets every rank go on writing, and come to its end.
     pub(super) fn keep(&mut self, by_hosts: bool) {
         if !by_hosts {
             self.take_all();
@@ -278,14 +286,15 @@ impl Relay {
         (self.waiting, self.waiting_bytes) = (VecDeque::new(), 0);
     }
 
-    /// Lets hosts drop part of each stream of which they keep much, until about half of the allowance is left. Only streams in
-    /// `pressed` are looked at.
+    /// Lets hosts drop part of each stream of which they keep much, until about half of the allowance is left, and all of a stream that
+    /// has ended. Only streams in `pressed` are looked at.
     fn relieve(&mut self) {
         let pressed = std::mem::take(&mut self.pressed);
         let mut waiting = std::mem::take(&mut self.waiting);
         for piece in waiting.iter_mut().filter(|piece| !piece.taken && pressed.contains(&(piece.rank, piece.stream))) {
             let held = self.progress.get(&(piece.rank, piece.stream)).map_or(0, Progress::held);
-            if held > KEPT_BY_HOST / 2 + piece.data.len() as u64 {
+            let has_ended = self.ended.contains(&(piece.rank, piece.stream));
+            if has_ended || held > KEPT_BY_HOST / 2 + piece.data.len() as u64 {
                 self.take(piece);
             }
         }
@@ -342,6 +351,19 @@ mod tests {
         relay.keep(false);
         assert!(matches!(relay.poll_effect(), Some(Effect::Taken(Rank(1), OutputStream::Stdout, 2))));
         assert_eq!(relay.kept().collect::<Vec<_>>(), [(Rank(1), OutputStream::Stdout, 0..2)]);
+        relay.check_invariants();
+    }
+
+    #[test]
+    fn a_host_keeps_nothing_of_a_stream_that_has_ended() {
+        let mut relay = Relay::default();
+        assert_eq!(relay.handle_output(piece(0, "ab")), Came::New);
+        relay.keep(true);
+        assert_eq!(relay.handle_output(piece(2, "")), Came::New);
+        relay.keep(true);
+        assert!(matches!(relay.poll_effect(), Some(Effect::Taken(Rank(1), OutputStream::Stdout, 2))));
+        assert_eq!(relay.kept().collect::<Vec<_>>(), [(Rank(1), OutputStream::Stdout, 0..2)]);
+        assert_eq!(relay.handle_output(piece(4, "")), Came::Gap(2), "an end behind what came");
         relay.check_invariants();
     }
 

@@ -231,9 +231,17 @@ impl LocalRank {
         (is_printed && !std::mem::replace(is_told, is_printed)).then_some(end.code)
     }
 
+    /// The streams of which the home is to be told that they end, and where: the rank has come to its end, and waits for what it has printed.
+    pub(super) fn take_stream_ends(&mut self) -> Vec<(OutputStream, u64)> {
+        let Some((end, _)) = self.end.filter(|_| matches!(self.phase, Phase::Running { .. })) else { return Vec::new() };
+        let outlets = self.outlets.iter_mut().zip(STREAMS).zip(end.output);
+        outlets.filter_map(|((outlet, stream), at)| Some((stream, outlet.take_end_to_tell(at)?))).collect()
+    }
+
     /// There is another home.
     pub(super) fn forget_end_told(&mut self) {
         self.end = self.end.map(|(end, _)| (end, false));
+        self.outlets.iter_mut().for_each(Outlet::forget_end_told);
     }
 
     /// It is not brought back, for all ranks had come to their ends.

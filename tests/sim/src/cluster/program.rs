@@ -512,7 +512,7 @@ impl World {
         let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
         let Some(gate) = self.sure(pid, left) else { return };
         let output = &self.lib(pid).program.output;
-        let end = ProgramEnd { code: 0, output: [output.offset(), 0] };
+        let end = ProgramEnd { code: 0, output: [output.end(), 0] };
         if !output.is_owing() && self.lib(pid).observer.settle() && gate.is_none() {
             self.drive_session(pid, |session, cx| {
                 session.handle_leaving(cx.now, Some(end));
