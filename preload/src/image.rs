@@ -255,6 +255,7 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
         .map_err(|error| NotBegun { why: format!("the protector's log: {error}"), has_cost: true })?;
     layer.outputs.handle_image();
     layer.input.handle_image();
+    layer.calls.handle_image();
     let Layer { observer, images, .. } = layer;
     let line = images.machine.line();
     let cut = observer.checkpoint(line, &mut images.streams, &mut images.ended);

@@ -41,6 +41,7 @@ use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::lock::Lock;
 use crate::node::Node;
+use crate::ops::calls::Calls;
 use crate::ops::kernel::Used;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
@@ -169,6 +170,8 @@ pub struct Layer {
     pub names: BTreeMap<i32, Names>,
     /// By descriptor, the address of a socket that has one and no peer, as the program saw it in its first incarnation.
     pub bound: BTreeMap<i32, SocketAddr>,
+    /// Calls that reach no protected process.
+    pub calls: Calls,
     /// Where the program listens.
     pub listeners: Vec<(i32, SocketAddr)>,
     /// Further descriptors of connections, and the one that the observer knows.

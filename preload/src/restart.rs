@@ -11,6 +11,7 @@
 //! | `replayer` | none: that is for `radic replay`, which restores a copy that is alone |
 //! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked again |
 //! | `lingering`, `unsent` | their sockets are dead: bytes are in the outbox and leave when a link is up |
+//! | `calls` | those that were under way were refused |
 //! | `names`, `listeners`, `aliases` | hold: the program sees what it saw |
 //! | `key`, `foreign`, all that is secret | zeroes: the node says them again |
 //! | `session` | a new one, with the protector that the node says: it has the log |
@@ -92,6 +93,7 @@ impl Layer {
         let point = self.point();
         let whole = self.outputs.handle_restored();
         self.input.handle_restored();
+        self.calls.handle_restored();
         let mut node = Node::of_launcher(launcher).map_err(failed("its node is not there"))?;
         let process = self.observer.process();
         let restored = ToNode::Restored { version: PROTOCOL_VERSION, process, point };

@@ -170,7 +170,7 @@ unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, fl
 
 /// Tells a connection's error, if that is what is asked for, and the program can be told.
 unsafe fn told_error(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> Option<c_int> {
-    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
+    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && (is_connection(fd) || ops::calls::may_be_lost(fd));
     let room = wanted
         && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
         && pointers::is_writable(value, size_of::<c_int>());

@@ -24,6 +24,7 @@ use crate::image::Images;
 use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::node::Node;
+use crate::ops::calls::Calls;
 use crate::ops::kernel::Used;
 use crate::ops::time;
 use crate::output::Outputs;
@@ -140,6 +141,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         arrived: Vec::with_capacity(64),
         names: BTreeMap::new(),
         bound: BTreeMap::new(),
+        calls: Calls::default(),
         listeners: Vec::with_capacity(64),
         aliases: Vec::with_capacity(16),
         key,

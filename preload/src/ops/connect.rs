@@ -216,6 +216,10 @@ impl Connecting {
     fn end(&self, layer: &mut Layer, outcome: Outcome) -> Option<Result<(), Errno>> {
         layer.ship();
         let failed = |errno: u32| Err(Errno::from_raw_os_error(errno as i32));
+        const UNDER_WAY: u32 = Errno::INPROGRESS.raw_os_error() as u32;
+        let is_told = outcome == Outcome::Failed(UNDER_WAY);
+        let is_open = is_told || matches!(outcome, Outcome::RefusedAgain | Outcome::Unprotected(Some(UNDER_WAY)));
+        layer.calls.handle_called(self.fd, is_open, is_told && layer.observer.is_replaying());
         let errno = match outcome {
             Outcome::Connected if self.blocking => return Some(Ok(())),
             Outcome::Connected | Outcome::UnderWay => return Some(Err(Errno::INPROGRESS)),

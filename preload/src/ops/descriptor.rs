@@ -218,6 +218,9 @@ fn for_all(fd: i32, set: impl Fn(i32)) {
 pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     let mut layer = layer::enter()?;
     let fd = layer.primary(fd);
+    if layer.calls.take_lost(fd) {
+        return Some(Ok(libc::ECONNREFUSED));
+    }
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
     let thread = layer.thread();
     loop {

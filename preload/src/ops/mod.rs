@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod address;
+pub mod calls;
 pub mod connect;
 pub mod counter;
 pub mod descriptor;
