@@ -82,7 +82,7 @@ pub(crate) struct Stood {
     pub(crate) begins: Option<u64>,
     /// After so many bytes of all threads.
     pub(crate) sent: u64,
-    /// After so many bytes of its own thread, if the log says that and the thread may have sent more.
+    /// After so many bytes of its own thread, if the log says that.
     pub(crate) own: Option<u64>,
 }
 
@@ -324,8 +324,7 @@ impl Journal {
         }
         let sent = self.sent.saturating_sub(bytes);
         let index = number.unwrap_or_else(|| self.free_number());
-        let is_among = outcome.is_among_sends();
-        let says_own = (sent > 0 || is_among) && self.threads() > 1;
+        let says_own = outcome.is_among_sends() && self.threads() > 1;
         let mut out = Writer::new(&mut self.scratch);
         match number {
             None => Determinant::Begins { index, name }.write(&mut out),
@@ -346,7 +345,6 @@ impl Journal {
         self.ring.trim(needed.max(self.ring.start()));
         self.ring.push(&self.scratch[..length]);
         let is_taken = *outcome == Determinant::Taken && number.is_some();
-        let own = own.filter(|_| is_among);
         let stood = Stood { number: index, begins: number.is_none().then_some(name), sent, own };
         self.handle_served(stood, if is_taken { Left::All } else { Left::Nothing });
         Ok(())
@@ -591,8 +589,6 @@ mod tests {
             Determinant::Begins { index: 1, name: 77 },
             Determinant::Empty { count: 1 },
             Determinant::Sent { bytes: 7 },
-            // Another thread has sent them.
-            Determinant::Own { bytes: 0 },
             Determinant::Eof { fd: 4 },
             Determinant::Eof { fd: 5 },
         ] {

@@ -642,9 +642,8 @@ impl Replay {
             (None, Some(Determinant::Taken)) if head.begins.is_none() => Left::All,
             (None, _) => Left::Nothing,
         };
-        let own = head.own.filter(|_| self.outcome().is_some_and(|outcome| outcome.is_among_sends()));
         self.head = None;
-        journal.handle_served(Stood { number: head.thread, begins: head.begins, sent: head.sent, own }, left);
+        journal.handle_served(Stood { number: head.thread, begins: head.begins, sent: head.sent, own: head.own }, left);
         (self.ahead, self.turns) = (None, 0);
         self.thread = head.thread;
         self.at += head.code.1;

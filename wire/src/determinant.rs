@@ -381,9 +381,9 @@ pub enum Determinant<'a> {
         /// How many.
         bytes: u64,
     },
-    /// So many of these bytes were sent by the outcome's own thread since its last outcome. Only if the process has several threads, and before an outcome that stands
-    /// after bytes or between two sends ([`Determinant::is_among_sends`]): another thread may send at any time, so the sum does not say between which two sends of this thread
-    /// it stands, nor how much each thread is to send again before it.
+    /// So many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
+    /// ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send at any time, so the sum does not say between which two sends
+    /// of this thread it stands.
     Own {
         /// How many.
         bytes: u64,

@@ -122,11 +122,12 @@ impl World {
             }
             at
         };
-        // A rank that has shipped all that something depends on, and is lost with the log that had it: with these went what only they kept of others. That is found out when the rank comes
+        // A rank of which all that something depends on was known, and which is lost with the log that had some of it: with these went what only they kept of others. That is found out when the rank comes
         // back, and the job begins anew (docs/design.md, what may be lost).
         let is_gone = |rank: &Rank, to: u64| {
             let process = ProcessId { rank: *rank, ..me };
-            self.is_lost(process) && self.checks.stable(process) >= to && reach(rank, self.end_of_logs(process)) < to
+            let is_known = reach(rank, self.checks.stable(process)) >= to;
+            self.is_lost(process) && is_known && reach(rank, self.end_of_logs(process)) < to
         };
         let gone: Vec<Rank> = past.iter().filter(|(rank, to)| is_gone(rank, **to)).map(|(rank, _)| *rank).collect();
         for (rank, to) in past.iter().filter(|(rank, _)| gone.iter().all(|gone| gone == *rank)) {
