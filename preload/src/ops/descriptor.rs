@@ -12,7 +12,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::take_turns;
+use super::{calls, take_turns};
 use crate::children;
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
@@ -25,6 +25,12 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
     match fds::kind(fd) {
         Kind::Other => {
             super::ready::number_closed(fd);
+            if calls::may_be_lost(fd)
+                && let Some(mut layer) = layer::enter()
+            {
+                // The number may be another socket's next.
+                layer.calls.take_lost(fd);
+            }
             return Ok(());
         }
         Kind::Epoll => {
@@ -218,7 +224,7 @@ fn for_all(fd: i32, set: impl Fn(i32)) {
 pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     let mut layer = layer::enter()?;
     let fd = layer.primary(fd);
-    if layer.calls.take_lost(fd) {
+    if calls::may_be_lost(fd) && layer.calls.take_lost(fd) {
         return Some(Ok(libc::ECONNREFUSED));
     }
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;

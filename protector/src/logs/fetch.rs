@@ -260,9 +260,10 @@ const PARTS: u64 = 4;
 /// Images from so many bytes on: a disk takes shorter ones in no time.
 const LONG: u64 = 64 << 20;
 
-/// Whether a file of so many bytes, of which a process is made, is to be in [`MEMORY`].
+/// Whether a file of so many bytes, of which a process is made, is to be in [`MEMORY`], which containers often bound to 64 MiB.
 pub fn belongs_in_memory(bytes: u64) -> bool {
-    bytes >= LONG && bytes <= machine::free() / PARTS
+    let has_room = || rustix::fs::statvfs(MEMORY).is_ok_and(|of| bytes <= of.f_bavail.saturating_mul(of.f_frsize));
+    bytes >= LONG && bytes <= machine::free() / PARTS && has_room()
 }
 
 /// A file without a name for this many bytes: in [`MEMORY`] for a long image if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each

@@ -25,10 +25,10 @@ const KEPT: usize = 256;
 /// Bits of a life that are drawn: two commands may resume a job at once.
 const DRAWN: u32 = 32;
 
-/// Who gives what log services are to have of a life.
+/// The node of the command that gives what log services are to have of a life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Giver {
-    /// Nobody, as far as is known here: the job has gone on, or is over.
+    /// No command, as far as is known here: the job has gone on, or is over.
     Nobody,
     /// A command of this node. Of each rank it speaks as this incarnation.
     Node(NodeId, Vec<Incarnation>),
