@@ -53,8 +53,26 @@ enum Moment {
     Counted(u32),
     /// When a line with one of these has been printed.
     Line(&'static [&'static str]),
-    /// After so many milliseconds at most.
-    Within(usize),
+    /// In the first half of the shortest undisturbed run.
+    FirstHalf,
+}
+
+/// A node that is to die.
+#[derive(Clone, Copy)]
+struct Death<'a> {
+    /// Whose node it is, in words.
+    whose: &'a str,
+    node: &'a str,
+    /// How long the shortest undisturbed run took.
+    shortest: Duration,
+}
+
+/// What came of a run.
+struct Ran {
+    result: Vec<String>,
+    /// How often processes were brought back, and the job was begun anew.
+    counted: [usize; 2],
+    elapsed: Duration,
 }
 
 struct Program {
@@ -168,7 +186,7 @@ const PROGRAMS: &[Program] = &[
             fs::copy(foreign("hpccinf.txt"), place.dir.join("hpccinf.txt")).expect("ours");
             format!("cd {}; exec hpcc", place.dir.display())
         },
-        moment: Moment::Within(3000),
+        moment: Moment::FirstHalf,
         result: summary,
         is_told_to_end: false,
         unprotected: None,
@@ -179,7 +197,7 @@ const PROGRAMS: &[Program] = &[
         start: |_, place| {
             format!("exec lmp -log none -screen none -in {} -v out {}", foreign("melt.lammps"), place.file("thermo"))
         },
-        moment: Moment::Within(1500),
+        moment: Moment::FirstHalf,
         result: thermo,
         is_told_to_end: false,
         unprotected: None,
@@ -266,8 +284,8 @@ impl Program {
         Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned())
     }
 
-    /// One run: what came out, and how often processes were brought back and jobs begun anew.
-    fn run(&self, flags: &str, dies: Option<(&str, &str)>, random: &mut Random) -> (Vec<String>, [usize; 2]) {
+    /// One run, in which a node may die.
+    fn run(&self, flags: &str, dies: Option<Death<'_>>, random: &mut Random) -> Ran {
         let cluster = impatient();
         let place = Place { dir: cluster.dir().join("place"), port: free_port() };
         fs::create_dir(&place.dir).expect("a new directory");
@@ -275,13 +293,13 @@ impl Program {
         let mut events = cluster.events_at("n1");
         let mut job = cluster.job(2, flags, &["sh", "-c", &command]).limit(LIMIT).start();
         let mut what = format!("{} with `{flags}`", self.name);
-        if let Some((whose, node)) = dies {
+        if let Some(death) = dies {
             first_checkpoints(&mut events, 2);
-            let moment = self.await_moment(&mut job, random);
-            what += &format!(", the node of {whose} dies {moment}");
+            let moment = self.await_moment(&mut job, death.shortest, random);
+            what += &format!(", the node of {} dies {moment}", death.whose);
             println!("{what}");
             assert!(!job.ends_within(Duration::ZERO), "{what}: too late");
-            cluster.kill_all_of(node);
+            cluster.kill_all_of(death.node);
         }
         if self.is_told_to_end {
             let is_end = |event: &Event| event.rank == Some(Rank(0)) && event.text.contains("exited with code");
@@ -299,7 +317,7 @@ impl Program {
         assert!(!result.is_empty(), "{what}: it says nothing: {finished}");
         cluster.assert_idle();
         cluster.stop();
-        (result, counted)
+        Ran { result, counted, elapsed: finished.elapsed }
     }
 
     /// Whether the death of this node is to be survived. If not it is said.
@@ -312,15 +330,15 @@ impl Program {
     }
 
     /// A run in which a node dies ends as one without RADIC. How often processes were brought back, and the job was begun anew: then what it had printed before comes first.
-    fn survives(&self, dies: (&str, &str), due: &[String], random: &mut Random) -> [usize; 2] {
-        let (result, counted) = self.run(PROTECTED, Some(dies), random);
+    fn survives(&self, dies: Death<'_>, due: &[String], random: &mut Random) -> [usize; 2] {
+        let Ran { result, counted, .. } = self.run(PROTECTED, Some(dies), random);
         let before = if counted[1] > 0 { result.len().saturating_sub(due.len()) } else { 0 };
-        assert_eq!(result[before..], *due, "{}, the node of {} dies", self.name, dies.0);
+        assert_eq!(result[before..], *due, "{}, the node of {} dies", self.name, dies.whose);
         counted
     }
 
     /// Waits until a node is to die. When that was, in words.
-    fn await_moment(&self, job: &mut Running, random: &mut Random) -> String {
+    fn await_moment(&self, job: &mut Running, shortest: Duration, random: &mut Random) -> String {
         const PARTS: u32 = 20;
         match self.moment {
             Moment::Counted(last) => {
@@ -333,8 +351,8 @@ impl Program {
                 job.until(line, |out, err| (out.contains(line) || err.contains(line)).then_some(()));
                 format!("after \"{line}\"")
             }
-            Moment::Within(most) => {
-                let after = Duration::from_millis(random.below(most) as u64);
+            Moment::FirstHalf => {
+                let after = Duration::from_millis(random.below(shortest.as_millis() as usize / 2) as u64);
                 assert!(!job.ends_within(after), "too late");
                 format!("{after:.1?} after the first checkpoints")
             }
@@ -355,15 +373,18 @@ fn all_of(name: &str) {
     let program = PROGRAMS.iter().find(|program| program.name == name).expect("a program of the table");
     let version = program.version().unwrap_or_else(|why| panic!("{why}"));
     let mut random = Random::from_environment();
-    let (due, _) = program.run(BARE, None, &mut random);
+    let due = program.run(BARE, None, &mut random).result;
+    let mut shortest = LIMIT;
     for _ in 0..runs() {
-        assert_eq!(program.run(PROTECTED, None, &mut random).0, due, "{name}, undisturbed");
+        let ran = program.run(PROTECTED, None, &mut random);
+        assert_eq!(ran.result, due, "{name}, undisturbed");
+        shortest = shortest.min(ran.elapsed);
     }
     let mut table = BTreeMap::new();
-    for dies in NODES.into_iter().filter(|dies| program.is_to_survive(dies.0)) {
+    for (whose, node) in NODES.into_iter().filter(|dies| program.is_to_survive(dies.0)) {
         for _ in 0..runs() {
-            let counted = program.survives(dies, &due, &mut random);
-            *table.entry((dies.0, counted)).or_insert(0) += 1;
+            let counted = program.survives(Death { whose, node, shortest }, &due, &mut random);
+            *table.entry((whose, counted)).or_insert(0) += 1;
         }
     }
     let runs = runs();
@@ -418,10 +439,10 @@ fn a_sample_of_them_survives() {
     let short: Vec<&Program> =
         installed.iter().map(|(program, _)| *program).filter(|program| !LONG.contains(&program.name)).collect();
     for at in random.choose(FEW.min(short.len()), &(0..short.len()).collect::<Vec<_>>()) {
-        let (due, _) = short[at].run(BARE, None, &mut random);
-        let dies = NODES[random.below(NODES.len())];
-        if short[at].is_to_survive(dies.0) {
-            short[at].survives(dies, &due, &mut random);
+        let ran = short[at].run(BARE, None, &mut random);
+        let (whose, node) = NODES[random.below(NODES.len())];
+        if short[at].is_to_survive(whose) {
+            short[at].survives(Death { whose, node, shortest: ran.elapsed }, &ran.result, &mut random);
         }
     }
 }
