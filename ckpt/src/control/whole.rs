@@ -3,13 +3,13 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{ControlError, failed};
-use crate::image::chain::{Candidates, Merged, header_of, merge};
+use crate::image::chain::{Candidates, Merge, Merged, header_of, merge};
 use crate::image::format::{Codec, RECORD_BYTES, Record};
 use crate::image::meta::Process;
 use crate::image::{FormatError, Header, ImageError, Meta, Reader, Sink, WriteSink, is_at_end};
@@ -167,7 +167,7 @@ impl Read for Watched<'_, '_> {
     }
 }
 
-/// A whole image without packed runs, which the restorer can read: at its beginning.
+/// A whole image without packed runs, which the restorer can read from its beginning to its end: a file, or a pipe.
 #[derive(Debug)]
 pub struct Restorable {
     pub(super) file: File,
@@ -176,18 +176,20 @@ pub struct Restorable {
 
 impl Restorable {
     /// An image and its ancestors, the whole one first, the newest last. The caller knows that they were verified when they were made, and are unchanged (by
-    /// a code over them, say). So an image that need not be merged or unpacked is not read here, and the restorer checks its sums. A merged image goes
-    /// to a file without a name in the first of these folders that has room.
-    pub fn of_verified(mut chain: Vec<File>, folders: &[PathBuf], progress: Progress<'_>) -> Result<Self, ControlError> {
-        let seek = failed("the image cannot be read from its beginning");
+    /// a code over them, say). An image that need not be merged or unpacked is not read here, and the restorer checks its sums. Any other becomes whole
+    /// while it is restored: it has no place of its own, on a disk or in memory. If it cannot be read then, the restorer finds that the image ends early, and `failed` is told why.
+    pub fn of_verified(mut chain: Vec<File>, failed: impl FnOnce(&ImageError) + Send + 'static) -> Result<Self, ControlError> {
+        let seek = self::failed("the image cannot be read from its beginning");
         if let [only] = &mut chain[..]
             && let Some(meta) = raw_meta(only)?
         {
             only.rewind().map_err(seek)?;
             return Ok(Restorable { file: chain.remove(0), meta });
         }
-        chain.reverse();
-        let (file, meta) = unpacked(&Layers(chain), folders, progress)?;
+        chain.iter_mut().try_for_each(Seek::rewind).map_err(seek)?;
+        let merge = Merge::begin(chain.into_iter().rev())?;
+        let meta = merge.meta().clone();
+        let file = stream(merge, failed).map_err(self::failed("the image cannot be merged while it is restored"))?;
         Ok(Restorable { file, meta })
     }
 
@@ -196,6 +198,25 @@ impl Restorable {
     pub fn process(&self) -> &Process {
         &self.meta.process
     }
+}
+
+/// Bytes that a merged image is ahead of the restorer: as many as the kernel lets any user have in a pipe.
+const AHEAD: i32 = 1 << 20;
+
+/// The end of a pipe that a whole image comes out of while a thread merges it. The thread ends with the merge, or when nothing reads the pipe any more.
+fn stream(merge: Merge<File>, failed: impl FnOnce(&ImageError) + Send + 'static) -> io::Result<File> {
+    let (from, to) = io::pipe()?;
+    let to = File::from(OwnedFd::from(to));
+    // A shorter pipe does as well, with more changes of thread.
+    _ = sys::fcntl(to.as_raw_fd(), libc::F_SETPIPE_SZ, AHEAD as usize);
+    let work = move || match merge.write(WriteSink(to)) {
+        // The restored process has ended, or is not wanted any more.
+        Err(ImageError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(error) => failed(&error),
+        Ok(_) => {}
+    };
+    std::thread::Builder::new().name("merge".into()).spawn(work)?;
+    Ok(OwnedFd::from(from).into())
 }
 
 /// The metadata of a whole image of raw runs, whose sums are not checked; none if it is another kind of image.
@@ -426,20 +447,59 @@ mod tests {
         assert_eq!(sound(&damaged), [true, false, true]);
     }
 
+    /// What the restorer would read of an image that was verified, and what was told of an error.
+    fn streamed(file: File) -> Result<(Vec<u8>, Option<String>), ControlError> {
+        let (tell, told) = std::sync::mpsc::channel();
+        let restorable = Restorable::of_verified(vec![file], move |error| tell.send(error.to_string()).unwrap())?;
+        assert_eq!(restorable.process().pid, 77);
+        Ok((content(restorable.file), told.recv().ok()))
+    }
+
     #[test]
     fn of_what_was_verified_a_raw_image_is_taken_as_it_is_and_a_packed_one_unpacked() {
         let home = tempfile::tempdir().unwrap();
         for packed in [false, true] {
-            let file = File::open(stored(&home, packed)).unwrap();
-            let mut read = 0;
-            let restorable = Restorable::of_verified(vec![file], &[home.path().to_owned()], &mut |done, _| read = done).unwrap();
-            assert_eq!((restorable.process().pid, read > 0), (77, packed));
-            assert_eq!(content(restorable.file), image(false));
+            let (read, told) = streamed(File::open(stored(&home, packed)).unwrap()).unwrap();
+            assert_eq!((read, told), (image(false), None));
         }
         std::fs::write(home.path().join("image"), &image(false)[..300]).unwrap();
-        let file = File::open(home.path().join("image")).unwrap();
-        let error = Restorable::of_verified(vec![file], &[home.path().to_owned()], &mut |_, _| {}).unwrap_err();
+        let error = streamed(File::open(home.path().join("image")).unwrap()).unwrap_err();
         assert!(matches!(error, ControlError::Image(_)), "{error}");
+    }
+
+    /// The end record comes only after all has been read and found sound, so the restorer takes nothing else for a whole image.
+    #[test]
+    fn what_ends_early_while_it_is_merged_has_no_end_record() {
+        let home = tempfile::tempdir().unwrap();
+        let packed = image(true);
+        for cut in [1, RECORD_BYTES, RECORD_BYTES + 1] {
+            std::fs::write(home.path().join("image"), &packed[..packed.len() - cut]).unwrap();
+            let Ok((read, told)) = streamed(File::open(home.path().join("image")).unwrap()) else { continue };
+            assert!(told.is_some() && read.len() <= image(false).len() - RECORD_BYTES, "cut by {cut}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn a_merge_ends_when_nothing_reads_it() {
+        let (mut buffer, start, len) = ([0; 1024], 0x1000, 1 << 20);
+        let mut meta = MetaWriter::new(&mut buffer);
+        meta.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/tmp");
+        meta.region(&RegionRef { start, end: start + 4 * len, prot: 3, has_runs: true, ..RegionRef::default() });
+        meta.thread(77, 0, 0, b"true");
+        let used = meta.finish().unwrap();
+        let mut writer = ImageWriter::begin(Vec::new(), Header { id: 7, ..Header::default() }, &buffer[..used]).unwrap();
+        let memory = vec![5; len as usize];
+        for run in 0..4 {
+            writer.lz4(start + run * len, &memory, &lz4_flex::block::compress(&memory)).unwrap();
+        }
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("image"), writer.finish().unwrap().0).unwrap();
+        let file = File::open(home.path().join("image")).unwrap();
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        // More than a pipe has room for.
+        let restorable = Restorable::of_verified(vec![file], move |_| drop(ended)).unwrap();
+        drop(restorable);
+        assert!(end.recv().is_err(), "the thread drops what it has when it ends");
     }
 
     /// What comes after the end record is in no sum, so nothing vouches for it.
@@ -456,9 +516,13 @@ mod tests {
             longer.push(0);
             std::fs::write(&path, &longer).unwrap();
             let file = || File::open(&path).unwrap();
-            let folders = [home.path().to_owned()];
             follows(restorable(&path, &[], Owners::Trusted, &mut |_, _| {}).map(drop), "restart");
-            follows(Restorable::of_verified(vec![file()], &folders, &mut |_, _| {}).map(drop), "restart of what was verified");
+            match streamed(file()) {
+                Ok((_, told)) => {
+                    assert!(told.is_some_and(|told| told.contains("something follows its end record")), "while it is merged")
+                }
+                Err(error) => follows(Err(error), "restart of what was verified"),
+            }
             follows(merge_files(&path, &[], Owners::Trusted, &home.path().join("whole"), &mut |_, _| {}).map(drop), "merge");
             follows(crate::image::inspect(file()).map(drop).map_err(ControlError::from), "inspect");
             follows(crate::image::verify(file()).map(drop).map_err(ControlError::from), "verify");

@@ -166,23 +166,46 @@ pub struct Merged {
     pub bytes: u64,
 }
 
-/// Merges an image with its ancestors, newest first, into a whole one without packed runs: what the restorer reads. A whole image alone
-/// is unpacked. The result is valid only if this succeeds: all images are checked up to their end before the end record is written. (An
-/// ancestor that keeps a page which its own parent lacks is found out only if the newest image comes to need that page.)
-pub fn merge<R: Read>(images: impl IntoIterator<Item = R>, sink: impl Sink<Error = io::Error>) -> Result<Merged, ImageError> {
-    let mut chain = Chain::begin(images)?;
-    let newest = &mut chain.layers[0].reader;
-    let header = Header { parent: 0, ..newest.header };
-    // The reader needs its own to place runs.
-    let meta = newest.meta.clone();
-    let writer = ImageWriter::begin(sink, header, &newest.take_metadata()).map_err(ImageError::Write)?;
-    let mut joiner = Joiner { writer, addr: 0, len: 0, zero: false, memory: Vec::new(), region_end: 0 };
-    while let Some(piece) = chain.next_piece()? {
-        joiner.add(&piece, &meta).map_err(ImageError::Write)?;
+/// An image and its ancestors that are about to become a whole image without packed runs: what the restorer reads. A whole image alone is unpacked.
+pub struct Merge<R> {
+    chain: Chain<R>,
+    header: Header,
+    /// As it is stored.
+    metadata: Vec<u8>,
+}
+
+impl<R: Read> Merge<R> {
+    /// Reads the headers, the newest image first, and checks that each image is an increment to the one after it.
+    pub fn begin(images: impl IntoIterator<Item = R>) -> Result<Self, ImageError> {
+        let mut chain = Chain::begin(images)?;
+        let newest = &mut chain.layers[0].reader;
+        let (header, metadata) = (Header { parent: 0, ..newest.header }, newest.take_metadata());
+        Ok(Self { chain, header, metadata })
     }
-    joiner.flush().map_err(ImageError::Write)?;
-    let (_, bytes) = joiner.writer.finish().map_err(ImageError::Write)?;
-    Ok(Merged { header, meta, bytes })
+
+    /// The metadata of the newest image, which is that of the whole one.
+    pub fn meta(&self) -> &Meta {
+        &self.chain.layers[0].reader.meta
+    }
+
+    /// Writes the whole image. It is valid only if this succeeds: all images are checked up to their end before the end record is written. (An
+    /// ancestor that keeps a page which its own parent lacks is found out only if the newest image comes to need that page.)
+    pub fn write(mut self, sink: impl Sink<Error = io::Error>) -> Result<Merged, ImageError> {
+        let meta = self.meta().clone();
+        let writer = ImageWriter::begin(sink, self.header, &self.metadata).map_err(ImageError::Write)?;
+        let mut joiner = Joiner { writer, addr: 0, len: 0, zero: false, memory: Vec::new(), region_end: 0 };
+        while let Some(piece) = self.chain.next_piece()? {
+            joiner.add(&piece, &meta).map_err(ImageError::Write)?;
+        }
+        joiner.flush().map_err(ImageError::Write)?;
+        let (_, bytes) = joiner.writer.finish().map_err(ImageError::Write)?;
+        Ok(Merged { header: self.header, meta, bytes })
+    }
+}
+
+/// Merges an image with its ancestors, newest first, as [`Merge`] does.
+pub fn merge<R: Read>(images: impl IntoIterator<Item = R>, sink: impl Sink<Error = io::Error>) -> Result<Merged, ImageError> {
+    Merge::begin(images)?.write(sink)
 }
 
 /// Why the ancestors of an image cannot be told.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use radic_ckpt::control::Restorable;
+use radic_ckpt::image::ImageError;
 use radic_wire::ids::ProcessId;
 use radic_wire::key::ClusterKey;
 use radic_wire::mac::JobKey;
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::deaths;
 use crate::fetching::{Fetch, FetchError, OrderNumber, Orders, OrdersAction, Use};
-use crate::logs::{MEMORY, belongs_in_memory, fetch};
+use crate::logs::fetch;
 use crate::node::host::RestoreOrder;
 
 /// Threads that prepare processes, for each processor: one that waits for the network leaves its processor to another.
@@ -116,13 +117,10 @@ impl Restores {
         let work = move || {
             let begun = Instant::now();
             let mut wanted = Fetch::of(Duration::ZERO, &order);
+            let process = order.process;
             let assemble = |files: Vec<File>| {
-                let bytes = files.iter().filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum();
-                let mut dirs = [store.clone(), MEMORY.into()];
-                if belongs_in_memory(bytes) {
-                    dirs.reverse();
-                }
-                Restorable::of_verified(files, &dirs, &mut |_, _| {}).map_err(|error| error.to_string())
+                let failed = move |error: &ImageError| tracing::warn!(%error, %process, "an image could not be read while it was restored");
+                Restorable::of_verified(files, failed).map_err(|error| error.to_string())
             };
             let result = fetch(&mut wanted, begun, &key, &store, &given_up, assemble);
             let report = deaths::make_room(&store, order.process, order.incarnation);

@@ -28,7 +28,7 @@ const PIECE: usize = 1 << 20;
 /// Pieces that wait to be written.
 const PIECES: usize = 16;
 /// A directory in memory, of bounded size.
-pub const MEMORY: &str = "/dev/shm";
+const MEMORY: &str = "/dev/shm";
 /// Time after which a waiting thread looks whether its images are still wanted.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -260,8 +260,8 @@ const PARTS: u64 = 4;
 /// Images from so many bytes on: a disk takes shorter ones in no time.
 const LONG: u64 = 64 << 20;
 
-/// Whether a file of so many bytes, of which a process is made, is to be in [`MEMORY`], which containers often bound to 64 MiB.
-pub fn belongs_in_memory(bytes: u64) -> bool {
+/// Whether an image of so many bytes is to be in [`MEMORY`], which containers often bound to 64 MiB.
+fn belongs_in_memory(bytes: u64) -> bool {
     let has_room = || rustix::fs::statvfs(MEMORY).is_ok_and(|of| bytes <= of.f_bavail.saturating_mul(of.f_frsize));
     bytes >= LONG && bytes <= machine::free() / PARTS && has_room()
 }

@@ -99,7 +99,7 @@ use radic_wire::process::Protection;
 use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::fetch::{MEMORY, belongs_in_memory, fetch};
+pub use self::fetch::fetch;
 pub use self::verify::{BadImage, open_verified};
 pub use crate::logserver::{Event, Status, What};
 use crate::store::{LineHeld, NoRestart, Restart};
