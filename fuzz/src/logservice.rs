@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use radic_wire::frame::{FrameReader, encode_into};
-use radic_wire::ids::Incarnation;
+use radic_wire::ids::{BootId, Incarnation, NodeId};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, Span, ToProtector};
@@ -23,7 +23,7 @@ use crate::Inputs;
 use crate::input::Input;
 use crate::log::to_protector;
 use crate::logs::client::Client;
-use crate::logs::{self, Logs};
+use crate::logs::{self, Logs, StoreOrder};
 use crate::store::Speaker;
 use crate::values::{job, process, written};
 
@@ -68,7 +68,8 @@ pub fn check(data: &[u8]) -> bool {
     }
     let answers: Vec<usize> = connections.into_iter().flatten().map(end).collect();
     world.still_serves();
-    world.logs.remove_process(process(1));
+    let asker = NodeId { name: "n1".parse().expect("a name"), boot: BootId(1) };
+    world.logs.order(StoreOrder::ForgetProcess(asker, 0, process(1)));
     answers.iter().any(|frames| *frames > 0)
 }
 
@@ -79,7 +80,7 @@ impl World {
         let dir = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::from(([127, 0, 0, 1], 0)).ip();
         let (logs, _) = logs::start(logs::Config::new(address, dir.path().into(), cluster())).expect("a service");
-        (0..8).for_each(|rank| logs.set_replica(process(rank), None));
+        (0..8).for_each(|rank| drop(logs.order(StoreOrder::SetReplica(process(rank), None))));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
         let hello = ToProtector::hello(process(0), Incarnation::FIRST, none, none);

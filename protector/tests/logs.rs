@@ -23,15 +23,16 @@ use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
 use radic_protector::fetching::{Fetch, FetchError, Source, WRONG_CODE};
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, Config, Event, Logs, What, open_verified};
+use radic_protector::logs::{self, Config, Event, Logs, Reply, StoreOrder, What, open_verified};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
+use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, OFFER, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
+use radic_wire::peer::Answer;
 use radic_wire::process::Protection;
 use radic_wire::record::{Cover, OVERHEAD, RECORD};
 use tokio::sync::mpsc::Receiver;
@@ -56,6 +57,11 @@ fn nodes_key() -> JobKey {
     JobKey::derive_for_nodes(&cluster(), job())
 }
 
+/// A node that asks.
+fn asker() -> NodeId {
+    NodeId { name: "n1".parse().expect("a name"), boot: BootId(1) }
+}
+
 fn speaker(rank: u32) -> Speaker {
     Speaker { process: ProcessId { job: job(), rank: Rank(rank) }, incarnation: Incarnation::FIRST }
 }
@@ -78,7 +84,7 @@ impl Service {
         let (logs, events) = logs::start(config).unwrap();
         logs.join();
         // As the node does before it has processes protected here.
-        (0..10).for_each(|rank| logs.set_replica(speaker(rank).process, None));
+        (0..10).for_each(|rank| drop(logs.order(StoreOrder::SetReplica(speaker(rank).process, None))));
         Service { logs, events, dir }
     }
 
@@ -251,7 +257,7 @@ fn a_process_of_which_the_node_has_not_told_waits() {
     assert_eq!(service.logs.list(stranger.process).blocking_recv().unwrap(), None);
     service.observer(0);
     assert_eq!(service.logs.list(stranger.process).blocking_recv().unwrap(), None, "it was heard");
-    service.logs.set_replica(stranger.process, None);
+    service.logs.order(StoreOrder::SetReplica(stranger.process, None));
     let mut observer = Observer { speaker: stranger, journal: client };
     observer.expect("Welcome { journal: 0, payload: 0, image: None }");
 }
@@ -276,8 +282,10 @@ fn what_is_logged_is_acknowledged_and_comes_back() {
     assert_eq!((held.journal, held.stable), (Span { start: 0, end: 12 }, 12));
     assert_eq!((held.streams[0].bytes, held.streams[0].ended), (Span { start: 0, end: 7 }, Some(7)));
     assert_eq!(service.read(process, LogPart::Journal, 2).unwrap(), b"terminants");
-    assert_eq!(service.logs.stable_of(process, Epoch::FIRST, stream(1)).blocking_recv(), Ok(8));
-    assert_eq!(service.logs.stable_of(process, Epoch::FIRST, stream(2)).blocking_recv(), Ok(0));
+    for (number, units) in [(1, 8), (2, 0)] {
+        let order = StoreOrder::StableOf(asker(), 7, process, Epoch::FIRST, stream(number));
+        assert_eq!(service.logs.order(order).blocking_recv(), Ok(Reply::Answer(asker(), 7, Answer::Stable(units))));
+    }
     let status = service.logs.status(job()).blocking_recv().unwrap();
     assert_eq!(
         (status[0].0, status[0].1.usage.journal, status[0].1.usage.payload, status[0].1.connected),
@@ -357,7 +365,7 @@ fn a_lost_connection_is_made_again_and_the_old_one_is_closed() {
     after.journal(3, b"de");
     after.expect("JournalStable { position: 5 }");
     // The process executes another program.
-    service.logs.remove_process(before.speaker.process);
+    service.logs.order(StoreOrder::ForgetProcess(asker(), 0, before.speaker.process));
     assert!(after.journal.receive().is_err());
     service.observer(0).journal(0, b"other");
 }
@@ -609,7 +617,7 @@ proptest! {
     #[test]
     fn nobody_breaks_it(messages in prop::collection::vec(any_message(), 0..150)) {
         let service = Service::start(|config| (config.memory, config.durable) = (100, messages.len() % 2 == 0));
-        service.logs.configure(job(), Protection { log: 2_000, keep_logs: messages.len() % 3 == 0, ..Protection::default() });
+        service.logs.order(StoreOrder::Configure(job(), Protection { log: 2_000, keep_logs: messages.len() % 3 == 0, ..Protection::default() }));
         let mut clients = HashMap::new();
         for (channel, body) in &messages {
             if !clients.contains_key(channel) {

@@ -19,7 +19,7 @@ use tokio::task::LocalSet;
 use super::super::sys;
 use super::*;
 use crate::logs::client::Client;
-use crate::logs::{self, Logs};
+use crate::logs::{self, Logs, StoreOrder};
 use crate::store::Speaker;
 
 /// Far more than anything takes.
@@ -138,7 +138,7 @@ fn library() -> PathBuf {
 /// A log service that has these images of the process, and has fenced it, and what its next incarnation begins with.
 fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let (logs, _events) = logs::start(logs::Config::new("127.0.0.1".parse().unwrap(), dir.into(), cluster())).unwrap();
-    logs.set_replica(id(), None);
+    logs.order(StoreOrder::SetReplica(id(), None));
     let key = JobKey::derive(&cluster(), id().job);
     let speaker = Speaker { process: id(), incarnation: Incarnation::FIRST };
     let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();

@@ -118,25 +118,14 @@ impl Service {
         let server = &mut self.server;
         match request {
             Request::Join => server.handle_member(),
-            Request::Configure(job, protection) => server.configure(job, protection),
-            Request::SetReplica(process, address) => server.set_replica(now, process, address),
-            Request::LetGo(process) => server.let_go(process),
-            Request::TakeOver(process) => server.take_over(process),
-            Request::RemoveJob(job) => server.remove_job(now, job),
-            Request::ReviveJob(revival) => server.revive_job(now, revival),
-            Request::RefuseBefore(job, incarnations) => server.refuse_before(now, job, &incarnations),
-            Request::RemoveProcess(process) => server.remove_process(now, process),
-            Request::StableOf(receiver, epoch, stream, answer) => {
-                _ = answer.send(server.store().stable_in(receiver, epoch, stream));
+            Request::Order(order, answer) => {
+                if let Some(reply) = server.handle_order(now, *order) {
+                    _ = answer.send(reply);
+                }
             }
             Request::List(process, answer) => _ = answer.send(server.store().list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
             Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
-            Request::Silence(process, incarnation) => server.silence(now, process, incarnation),
-            Request::Causes(job, epoch, answer) => _ = answer.send(server.store().causes_of(job, epoch)),
-            Request::LineComplete(job, line) => server.handle_line_complete(now, job, line),
-            Request::LinesGivenUp(job, lines) => server.handle_lines_given_up(now, job, lines),
-            Request::HeldOfLine((job, epoch), line, answer) => _ = answer.send(server.held_of_line(job, epoch, line)),
             Request::Fence(process, incarnation, sets, line, answer) => {
                 self.fences.push((process, incarnation, answer));
                 server.fence(now, process, incarnation, &sets, line);

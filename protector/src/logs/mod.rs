@@ -10,9 +10,9 @@
 //! let (logs, mut events) = logs::start(Config::new("127.0.0.1".parse()?, "/var/lib/radic/store".into(), key))?;
 //! let port = logs.address().port();                    // into Member::log_port, before the node joins
 //! logs.join();                                         // this node is a member
-//! logs.configure(job, Default::default());             // a job has processes that this node protects
+//! logs.order(StoreOrder::Configure(job, Default::default())); // a job has processes that this node protects
 //! let event = events.blocking_recv();                  // in the daemon: events.recv().await; none: the service has ended
-//! logs.remove_job(job);                                // the job has ended
+//! logs.order(StoreOrder::RemoveJob(job));                  // the job has ended
 //! # Ok(()) }
 //! ```
 //!
@@ -90,19 +90,16 @@ mod verify;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{HeldLog, LogPart};
-use radic_wire::peer::Revival;
-use radic_wire::process::Protection;
 use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::fetch::fetch;
 pub use self::verify::{BadImage, open_verified};
-pub use crate::logserver::{Event, Status, What};
-use crate::store::{LineHeld, NoRestart, Restart};
+pub use crate::logserver::{Event, Reply, Status, StoreOrder, What};
+use crate::store::{NoRestart, Restart};
 
 /// What the service needs to know at its start.
 #[derive(Debug, Clone)]
@@ -175,60 +172,14 @@ impl Logs {
         self.0.address
     }
 
-    /// The node is a member: from now on what other services forward is taken. A daemon that is back under its old address is
-    /// found before that by services that still take it for the replica that it was, perhaps of a job that ends without its
-    /// hearing so: their copies would stay for ever.
+    /// The node is a member: from now on what other services forward is taken ([`LogServer::handle_member`](crate::logserver::LogServer::handle_member)).
     pub fn join(&self) {
         self.0.ask(Request::Join);
     }
 
-    /// How the processes of this job are to be protected, from now on. Without it: as [`Protection::default`] says.
-    pub fn configure(&self, job: JobId, protection: Protection) {
-        self.0.ask(Request::Configure(job, protection));
-    }
-
-    /// The log of this process is also to be held by the service at `replica`, or by none: acknowledgements wait for that one,
-    /// and while it is not connected the process's gate waits. This may be said before the process is known here. Until it is
-    /// said the process is not answered.
-    pub fn set_replica(&self, process: ProcessId, replica: Option<SocketAddr>) {
-        self.0.ask(Request::SetReplica(process, replica));
-    }
-
-    /// Another log service has this process from now on: see [`Store::let_go`](crate::store::Store::let_go).
-    pub fn let_go(&self, process: ProcessId) {
-        self.0.ask(Request::LetGo(process));
-    }
-
-    /// The log service that has forwarded what this process says is lost: see
-    /// [`Store::take_over`](crate::store::Store::take_over).
-    pub fn take_over(&self, process: ProcessId) {
-        self.0.ask(Request::TakeOver(process));
-    }
-
-    /// The job has ended. Its processes are refused from now on, and their files are removed unless the job keeps its logs.
-    pub fn remove_job(&self, job: JobId) {
-        self.0.ask(Request::RemoveJob(job));
-    }
-
-    /// A job that was suspended goes on with these settings. What is held of it is removed, and its processes may log in again.
-    pub fn revive_job(&self, revival: Revival) {
-        self.0.ask(Request::ReviveJob(revival));
-    }
-
-    /// Of each rank of this job no incarnation before this one is heard any more, and what is held of one is forgotten.
-    pub fn refuse_before(&self, job: JobId, incarnations: Vec<Incarnation>) {
-        self.0.ask(Request::RefuseBefore(job, incarnations));
-    }
-
-    /// This process begins again with nothing, after an exec or a restart of its job from the beginning.
-    pub fn remove_process(&self, process: ProcessId) {
-        self.0.ask(Request::RemoveProcess(process));
-    }
-
-    /// How many units of a stream are stable here, where its receiver is protected in this incarnation or a later one: the sender
-    /// need not keep them. 0 if nothing is known.
-    pub fn stable_of(&self, receiver: ProcessId, epoch: Epoch, stream: StreamId) -> oneshot::Receiver<u64> {
-        self.0.question(|answer| Request::StableOf(receiver, epoch, stream, answer))
+    /// Does what the node orders. Nothing comes for an order that asks for nothing, and for those that [`Logs::fence`] and [`Logs::read`] answer.
+    pub fn order(&self, order: StoreOrder) -> oneshot::Receiver<Reply> {
+        self.0.question(|answer| Request::Order(Box::new(order), answer))
     }
 
     /// What is held of this process, if it is known.
@@ -266,31 +217,6 @@ impl Logs {
         self.0.question(|answer| Request::Fence(process, incarnation, sets, line, answer))
     }
 
-    /// Images of this recovery line count from now on.
-    pub fn line_complete(&self, job: (JobId, Epoch), line: u64) {
-        self.0.ask(Request::LineComplete(job, line));
-    }
-
-    /// Images of the recovery lines after the first, up to the second, never count.
-    pub fn lines_given_up(&self, job: (JobId, Epoch), lines: (u64, u64)) {
-        self.0.ask(Request::LinesGivenUp(job, lines));
-    }
-
-    /// What is held of the images of this recovery line.
-    pub fn held_of_line(&self, job: (JobId, Epoch), line: u64) -> oneshot::Receiver<LineHeld> {
-        self.0.question(|answer| Request::HeldOfLine(job, line, answer))
-    }
-
-    /// Refuses the older incarnations of this process, already now.
-    pub fn silence(&self, process: ProcessId, incarnation: Incarnation) {
-        self.0.ask(Request::Silence(process, incarnation));
-    }
-
-    /// The sets of causes that are held for processes of this epoch of the job.
-    pub fn causes(&self, job: JobId, epoch: Epoch) -> oneshot::Receiver<Vec<Vec<u8>>> {
-        self.0.question(|answer| Request::Causes(job, epoch, answer))
-    }
-
     /// The file of a committed image, whose code ([`open_verified`]) is to be checked before it is used. It is there until another
     /// image is committed or the process removed.
     pub fn image_path(&self, process: ProcessId, image: u64) -> PathBuf {
@@ -304,23 +230,10 @@ type Answer<T> = oneshot::Sender<T>;
 #[derive(Debug)]
 enum Request {
     Join,
-    Configure(JobId, Protection),
-    SetReplica(ProcessId, Option<SocketAddr>),
-    LetGo(ProcessId),
-    TakeOver(ProcessId),
-    RemoveJob(JobId),
-    ReviveJob(Revival),
-    RefuseBefore(JobId, Vec<Incarnation>),
-    RemoveProcess(ProcessId),
-    StableOf(ProcessId, Epoch, StreamId, Answer<u64>),
+    Order(Box<StoreOrder>, Answer<Reply>),
     List(ProcessId, Answer<Option<HeldLog>>),
     Read(ProcessId, LogPart, u64, usize, Answer<Result<Vec<u8>, String>>),
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),
-    Silence(ProcessId, Incarnation),
-    Causes(JobId, Epoch, Answer<Vec<Vec<u8>>>),
     Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64, Answer<Result<Restart, NoRestart>>),
-    LineComplete((JobId, Epoch), u64),
-    LinesGivenUp((JobId, Epoch), (u64, u64)),
-    HeldOfLine((JobId, Epoch), u64, Answer<LineHeld>),
     End,
 }

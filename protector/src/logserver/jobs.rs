@@ -1,4 +1,4 @@
-//! What the node orders and asks.
+//! Jobs and their processes: which are known, which are refused, and what is forgotten.
 
 use std::time::Duration;
 

@@ -11,7 +11,8 @@
 //! | this one | connections: which are let in, for what, which are read and which wait, why one is closed |
 //! | `messages` | what a frame means on a connection of its role, and where the answers of a process go |
 //! | `chain` | which process is forwarded to which replica, when it is dialed again, which log server leads and which follows |
-//! | `jobs` | what the node orders and asks: jobs, fences, forgetting |
+//! | `orders` | what the node orders and asks |
+//! | `jobs` | jobs, fences, forgetting |
 //! | `sending` | which images are sent to nodes that bring processes back, and which wait |
 //! | `effects` | what the store wants done, what the disk and the verifier have done |
 //!
@@ -33,6 +34,7 @@ mod chain;
 mod effects;
 mod jobs;
 mod messages;
+mod orders;
 mod sending;
 #[cfg(test)]
 mod tests;
@@ -49,6 +51,7 @@ use radic_wire::process::Protection;
 
 use self::chain::{Link, Replica};
 use self::effects::Writing;
+pub use self::orders::{Reply, StoreOrder};
 use self::sending::Sending;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 

@@ -2,67 +2,47 @@
 //! service.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::log::LogPart;
-use radic_wire::peer::{Answer, Left, PeerMessage, Query, Revival, ToStore};
-use radic_wire::process::{FromNode, Protect, Protection};
+use radic_wire::local::LogSizes;
+use radic_wire::peer::{Answer, Left, PeerMessage, Query, ToStore};
+use radic_wire::process::{FromNode, Protect};
 
 use super::events::About;
 use super::host::Host;
 use super::{Input, Node, Output};
-use crate::logserver::{Event, What};
+pub use crate::logserver::StoreOrder;
+use crate::logserver::{Event, Reply, Status, What};
 use crate::membership::ring::watcher_of;
 
-/// What this node's log service is to do. A question has the node that asks, and the question's number there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoreOrder {
-    /// Processes of this job are protected here, with these settings.
-    Configure(JobId, Protection),
-    /// The log service at this address is to hold this process's log and images too, or none is.
-    SetReplica(ProcessId, Option<SocketAddr>),
-    /// Another node protects this process from now on. What is held of it restarts nothing, unless the process speaks here once
-    /// more.
-    LetGo(ProcessId),
-    /// The protector that has forwarded what this process says is lost, and this node brings the process back.
-    TakeOver(ProcessId),
-    /// The job is over.
-    RemoveJob(JobId),
-    /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
-    Revive(Box<Revival>),
-    /// What a command has given for a job that was to go on is forgotten. Of each rank no incarnation before this one is heard any more.
-    RefuseBefore(JobId, Vec<Incarnation>),
-    /// Forget the log and images of this process, then answer where its journal ended: [`Answer::Forgotten`].
-    ForgetProcess(NodeId, u64, ProcessId),
-    /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
-    /// takes time while its log becomes stable. If it cannot become stable, the answer is
-    /// [`NoRestart::Unstable`](crate::store::NoRestart::Unstable).
-    Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64),
-    /// Images of this recovery line count from now on.
-    LineComplete(JobId, Epoch, u64),
-    /// Images of the recovery lines after the first, up to the second, never count.
-    LinesGivenUp(JobId, Epoch, u64, u64),
-    /// Say what is held of the images of this recovery line: [`Input::LineHeld`].
-    HeldOfLine(NodeId, u64, (JobId, Epoch), u64),
-    /// Refuse all older incarnations of this process than this one, already now: [`StoreOrder::Fence`] follows.
-    Silence(ProcessId, Incarnation),
-    /// Say which causes are held for processes of this epoch of the job: [`Input::StoreCauses`] with this number.
-    Causes(u64, JobId, Epoch),
-    /// Answer up to where the stream is stable in this incarnation of its receiver, or a later one: [`Answer::Stable`].
-    StableOf(NodeId, u64, ProcessId, Epoch, StreamId),
-    /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
-    Sizes(NodeId, u64, Vec<JobId>),
-    /// Answer how much the processes of this job have received on which stream: [`Answer::Flows`].
-    Flows(NodeId, u64, JobId),
-    /// Answer what is held of this process: [`Answer::Log`].
-    List(NodeId, u64, ProcessId),
-    /// Answer with bytes of that from a position on, at most this many: [`Answer::LogBytes`].
-    Read(NodeId, u64, ProcessId, LogPart, u64, usize),
+impl Input {
+    /// What the log service of the node with this name replies.
+    pub fn reply(name: &NodeName, reply: Reply) -> Input {
+        match reply {
+            Reply::Answer(node, number, answer) => Input::StoreAnswer(node, number, answer),
+            Reply::LineHeld(node, number, job, held) => Input::LineHeld(node, number, job, held),
+            Reply::Causes(ask, sets) => Input::StoreCauses(ask, sets),
+            Reply::Sizes(node, number, sizes) => {
+                let of = |(process, status)| (process, sizes_of(name, status));
+                Input::StoreAnswer(node, number, Answer::Sizes(sizes.into_iter().map(of).collect()))
+            }
+        }
+    }
+}
+
+fn sizes_of(name: &NodeName, status: Status) -> LogSizes {
+    LogSizes {
+        node: name.clone(),
+        journal: status.usage.journal,
+        payload: status.usage.payload,
+        images: status.usage.images,
+        committed: status.usage.committed,
+        committed_ms: status.committed_ms,
+        waits: status.waits,
+    }
 }
 
 impl From<Event> for Input {

@@ -29,7 +29,7 @@ fn a_commit_deletes_files_and_a_job_leaves_none() {
         eventually("two images", || service.files(process).iter().filter(|name| name.starts_with("image")).count() == 4);
     }
 
-    service.logs.remove_job(job());
+    service.logs.order(StoreOrder::RemoveJob(job()));
     assert!(observer.journal.receive().is_err(), "its connection is closed");
     eventually("no files", || !service.dir.path().join(job().to_string()).exists());
     assert!(Client::open(service.logs.address(), &key(), speaker(0), Channel::Journal, LIMIT).is_err(), "its job has ended");
@@ -38,7 +38,7 @@ fn a_commit_deletes_files_and_a_job_leaves_none() {
 #[test]
 fn logs_that_are_kept_stay_readable_from_the_beginning() {
     let service = Service::start(|_| ());
-    service.logs.configure(job(), Protection { keep_logs: true, ..Protection::default() });
+    service.logs.order(StoreOrder::Configure(job(), Protection { keep_logs: true, ..Protection::default() }));
     let mut observer = service.observer(0);
     let process = observer.speaker.process;
     let mut bulk = service.open(observer.speaker, Channel::Bulk);
@@ -66,7 +66,7 @@ fn logs_that_are_kept_stay_readable_from_the_beginning() {
         }
     };
     check();
-    service.logs.remove_job(job());
+    service.logs.order(StoreOrder::RemoveJob(job()));
     check();
     let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     eventually("all of it in files", || in_memory() == 0);

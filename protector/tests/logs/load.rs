@@ -27,7 +27,7 @@ fn a_thousand_processes_at_once() {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let count = if hard < 9_000 { 200 } else { 1_000 };
     let service = Service::start(|_| ());
-    (0..1_000).for_each(|rank| service.logs.set_replica(speaker(rank).process, None));
+    (0..1_000).for_each(|rank| drop(service.logs.order(StoreOrder::SetReplica(speaker(rank).process, None))));
     let mut observers: Vec<Observer> = std::thread::scope(|scope| {
         let open = |part: u32| (part..count).step_by(4).map(|rank| service.observer(rank)).collect::<Vec<_>>();
         let parts: Vec<_> = (0..4).map(|part| scope.spawn(move || open(part))).collect();

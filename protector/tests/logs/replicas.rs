@@ -6,7 +6,7 @@ use super::*;
 fn the_replica_decides() {
     let (mut first, second, third) = (Service::start(|_| ()), Service::start(|_| ()), Service::start(|_| ()));
     let process = speaker(0).process;
-    first.logs.set_replica(process, Some(second.logs.address()));
+    first.logs.order(StoreOrder::SetReplica(process, Some(second.logs.address())));
     let mut observer = first.observer(0);
     while observer.next() != "ImageWanted" {}
     observer.journal(0, &bytes(0, 100));
@@ -27,7 +27,7 @@ fn the_replica_decides() {
     assert!(first.event(What::Replica).text.contains("out of reach"));
     observer.journal(100, &bytes(100, 100));
     assert!(observer.is_silent());
-    first.logs.set_replica(process, Some(third.logs.address()));
+    first.logs.order(StoreOrder::SetReplica(process, Some(third.logs.address())));
     while observer.next() != "JournalStable { position: 200 }" {}
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
     let none = CutStreams::new(&[]).unwrap();
@@ -52,12 +52,12 @@ fn a_replica_that_comes_back_is_told_what_it_missed() {
     let (mut first, mut second) = (Service::start(|_| ()), Service::start(|_| ()));
     let process = speaker(0).process;
     let mut observer = first.observer(0);
-    first.logs.set_replica(process, Some(second.logs.address()));
+    first.logs.order(StoreOrder::SetReplica(process, Some(second.logs.address())));
     observer.expect("ImageWanted");
     observer.journal(0, b"abc");
     while observer.next() != "JournalStable { position: 3 }" {}
     // The replica forgets the process: it closes its connections.
-    second.logs.remove_process(process);
+    second.logs.order(StoreOrder::ForgetProcess(asker(), 0, process));
     assert_eq!(first.event(What::Replica).process, Some(process));
     observer.journal(3, b"def");
     while observer.next() != "JournalStable { position: 6 }" {}
@@ -71,7 +71,7 @@ fn what_waits_for_the_replica_leaves_memory_when_it_has_come() {
     let (first, second) = (Service::start(small), Service::start(small));
     let process = speaker(0).process;
     let mut observer = first.observer(0);
-    first.logs.set_replica(process, Some(second.logs.address()));
+    first.logs.order(StoreOrder::SetReplica(process, Some(second.logs.address())));
     let (journal, payload) = (bytes(0, 3 << 20), bytes(0, 8 << 20));
     let mut bulk = first.open(observer.speaker, Channel::Bulk);
     let piece = 100_000;

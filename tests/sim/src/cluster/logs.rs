@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_protector::fetching::Offer;
-use radic_protector::logserver::{self, Action, ConnectionNumber, Gone, LogServer, Next, Reason, Role, Verification, What};
+use radic_protector::logserver::{
+    self, Action, ConnectionNumber, Gone, LogServer, Next, Reason, Reply, Role, StoreOrder, Verification, What,
+};
 use radic_protector::node::Input;
-use radic_protector::node::stores::StoreOrder;
 use radic_protector::store::{self, File, NoRestart, Restart, Speaker, StoreError};
 use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::log::{FromProtector, ToProtector};
@@ -109,6 +110,14 @@ impl Logs {
     }
 }
 
+/// As a log server would reply that takes more for stable than it has.
+fn too_stable(reply: Reply) -> Reply {
+    match reply {
+        Reply::Answer(node, number, Answer::Stable(units)) => Reply::Answer(node, number, Answer::Stable(units + 1_000)),
+        other => other,
+    }
+}
+
 impl World {
     fn logs(&mut self, at: usize) -> &mut Logs {
         &mut self.machines[at].logs
@@ -118,90 +127,45 @@ impl World {
 
     /// What the node orders.
     pub fn order_store(&mut self, at: usize, order: StoreOrder) {
+        self.note_order(at, &order);
         let now = self.now;
-        let server = &mut self.logs(at).server;
-        let answer = match order {
-            StoreOrder::Configure(job, protection) => {
-                server.configure(job, protection);
-                None
-            }
-            StoreOrder::SetReplica(process, address) => {
-                server.set_replica(now, process, address);
-                self.trace(|| format!("n{}: the replica of {process} is {address:?}", at + 1));
-                None
-            }
-            StoreOrder::LetGo(process) => {
-                server.let_go(process);
-                None
-            }
-            StoreOrder::TakeOver(process) => {
-                server.take_over(process);
-                None
-            }
-            StoreOrder::RemoveJob(job) => {
-                server.remove_job(now, job);
-                None
-            }
-            StoreOrder::LineComplete(job, epoch, line) => {
-                server.handle_line_complete(now, (job, epoch), line);
-                self.trace(|| format!("n{}: recovery line {line} is complete", at + 1));
-                None
-            }
-            StoreOrder::LinesGivenUp(job, epoch, after, to) => {
-                server.handle_lines_given_up(now, (job, epoch), (after, to));
-                self.trace(|| format!("n{}: recovery lines after {after} to {to} are given up", at + 1));
-                None
-            }
-            StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
-                let held = server.held_of_line(job, epoch, line);
-                self.input_soon(at, Input::LineHeld(node, number, (job, epoch), held));
-                None
-            }
+        match order {
             StoreOrder::Fence(process, incarnation, sets, line) => {
-                self.checks.handle_fence(process, incarnation);
-                self.trace(|| format!("n{} fences {process} below {}, and learns {} sets", at + 1, incarnation, sets.len()));
                 let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
                 self.fence(at, process, incarnation, sets, line);
-                None
             }
-            StoreOrder::Silence(process, incarnation) => {
-                self.note_before(at, process, incarnation);
-                self.logs(at).server.silence(now, process, incarnation);
-                self.checks.handle_fence(process, incarnation);
-                self.trace(|| format!("n{} refuses {process} below {}", at + 1, incarnation));
-                None
+            order => {
+                let reply = self.logs(at).server.handle_order(now, order);
+                let reply = reply.map(|reply| if self.breaks.stable { too_stable(reply) } else { reply });
+                let name = self.machines[at].member.id.name.clone();
+                reply.into_iter().for_each(|reply| self.input_soon(at, Input::reply(&name, reply)));
             }
-            StoreOrder::Causes(ask, job, epoch) => {
-                let sets = server.store().causes_of(job, epoch);
-                self.input_soon(at, Input::StoreCauses(ask, sets));
-                None
-            }
-            StoreOrder::ForgetProcess(node, number, process) => {
-                let end = server.store().journal_end(process);
-                server.remove_process(now, process);
-                Some((node, number, Answer::Forgotten(end)))
-            }
-            StoreOrder::StableOf(node, number, process, epoch, stream) => {
-                let stable = server.store().stable_in(process, epoch, stream);
-                Some((node, number, Answer::Stable(stable + if self.breaks.stable { 1_000 } else { 0 })))
-            }
-            StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
-            StoreOrder::Flows(..) => unreachable!("no command asks for traffic in this simulation"),
-            StoreOrder::List(node, number, process) => Some((node, number, Answer::Log(server.store().list(process)))),
-            StoreOrder::Revive(revival) => {
-                server.revive_job(now, *revival);
-                None
-            }
-            StoreOrder::RefuseBefore(job, incarnations) => {
-                server.refuse_before(now, job, &incarnations);
-                None
-            }
-            StoreOrder::Read(..) => unreachable!("no command reads logs by its node in this simulation"),
-        };
-        if let Some((node, number, answer)) = answer {
-            self.input_soon(at, Input::StoreAnswer(node, number, answer));
         }
         self.serve_logs(at);
+    }
+
+    /// Tells the checkers and the trace of an order.
+    fn note_order(&mut self, at: usize, order: &StoreOrder) {
+        let node = at + 1;
+        match order {
+            StoreOrder::SetReplica(process, address) => {
+                self.trace(|| format!("n{node}: the replica of {process} is {address:?}"))
+            }
+            StoreOrder::LineComplete(_, _, line) => self.trace(|| format!("n{node}: recovery line {line} is complete")),
+            StoreOrder::LinesGivenUp(_, _, after, to) => {
+                self.trace(|| format!("n{node}: recovery lines after {after} to {to} are given up"));
+            }
+            StoreOrder::Fence(process, incarnation, sets, _) => {
+                self.checks.handle_fence(*process, *incarnation);
+                self.trace(|| format!("n{node} fences {process} below {incarnation}, and learns {} sets", sets.len()));
+            }
+            StoreOrder::Silence(process, incarnation) => {
+                self.note_before(at, *process, *incarnation);
+                self.checks.handle_fence(*process, *incarnation);
+                self.trace(|| format!("n{node} refuses {process} below {incarnation}"));
+            }
+            _ => {}
+        }
     }
 
     fn note_before(&mut self, at: usize, process: ProcessId, incarnation: Incarnation) {
