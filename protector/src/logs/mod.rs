@@ -6,13 +6,13 @@
 //!
 //! ```no_run
 //! # fn f(key: radic_wire::key::ClusterKey, job: radic_wire::ids::JobId) -> Result<(), Box<dyn std::error::Error>> {
-//! use radic_protector::logs::{self, Config};
+//! use radic_protector::logs::{self, Config, StoreOrder};
 //! let (logs, mut events) = logs::start(Config::new("127.0.0.1".parse()?, "/var/lib/radic/store".into(), key))?;
 //! let port = logs.address().port();                    // into Member::log_port, before the node joins
 //! logs.join();                                         // this node is a member
-//! logs.order(StoreOrder::Configure(job, Default::default())); // a job has processes that this node protects
+//! logs.order(StoreOrder::Configure(job, Default::default()));  // a job has processes that this node protects
 //! let event = events.blocking_recv();                  // in the daemon: events.recv().await; none: the service has ended
-//! logs.order(StoreOrder::RemoveJob(job));                  // the job has ended
+//! logs.order(StoreOrder::RemoveJob(job));              // the job has ended
 //! # Ok(()) }
 //! ```
 //!
