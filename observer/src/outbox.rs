@@ -6,11 +6,20 @@
 //! could hang here that does not hang on sockets, each of which has a buffer of its own.) Where recovery lines free the outbox it may
 //! take seven times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
 //! in the outbox has passed the gate: it may leave, and leave again, at any time.
+//!
+//! In replay a thread may get ahead of its turn, and its bytes must not take the room that the log's order needs for those of another thread: that one would wait for ever. So the pool
+//! has three parts of the size that was asked for. What a live process sends, and what was sent by nobody as far as the log says, takes room only while the first part has some.
+//! What was sent then by one of the threads, the log does not say which one, takes room while the second part has some, too. The third is for what is known to be in its turn: that was
+//! in one part then, and what got ahead is in two at most. So it always has room. Memory of a part that was never needed is never touched.
 
 use std::ops::Range;
 
 /// A stream may take so many times what it leaves free, where recovery lines free the outbox.
 const SHARE_WITH_LINES: usize = 7;
+/// Parts of the pool: see the module's text.
+pub const PARTS: usize = 3;
+/// Parts for what was sent then by a thread that the log does not name.
+const PARTS_OF_ANY: usize = 2;
 /// No block.
 const NONE: u32 = u32::MAX;
 
@@ -73,19 +82,22 @@ pub struct Outbox {
     /// Blocks from here on were never used: neither they nor their `next` was touched, so they cost no memory yet.
     fresh: u32,
     used: usize,
+    /// Blocks of one part of the pool.
+    part: usize,
     /// A stream may take so many times what it leaves free.
     share: usize,
 }
 
 impl Outbox {
-    /// `blocks` blocks of `block` bytes.
+    /// `part` blocks of `block` bytes, and as many again for each of the parts that only replay uses.
     ///
     /// # Panics
     /// If a block holds nothing, or there are 2^32 - 1 blocks or more.
-    pub fn new(blocks: usize, block: usize) -> Self {
+    pub fn new(part: usize, block: usize) -> Self {
+        let blocks = part * PARTS;
         assert!(block > 0 && blocks < NONE as usize, "{blocks} blocks of {block} bytes");
         let (bytes, next) = (vec![0; blocks * block].into_boxed_slice(), vec![0; blocks].into_boxed_slice());
-        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0, share: 1 }
+        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0, part, share: 1 }
     }
 
     /// Recovery lines free it.
@@ -99,24 +111,24 @@ impl Outbox {
         start.addr()..end.addr()
     }
 
-    /// Bytes of blocks in use: what the configured bound bounds.
+    /// Bytes of blocks in use: what the configured bound bounds, except for what replay has taken beyond it.
     pub fn used(&self) -> usize {
         self.used * self.block
     }
 
     /// Whether an eighth is in use: how fast it fills is of interest from here on.
     pub fn is_filling(&self) -> bool {
-        self.used * 8 >= self.next.len()
+        self.used * 8 >= self.part
     }
 
     /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half or more.
     pub fn is_pressed(&self) -> bool {
-        self.used * 4 >= self.next.len()
+        self.used * 4 >= self.part
     }
 
-    /// Bytes that there is room for.
+    /// Bytes that there is room for in a live process.
     pub fn capacity(&self) -> usize {
-        self.next.len() * self.block
+        self.part * self.block
     }
 
     /// Bytes that `queue` could take in whole blocks: it is full when there are none.
@@ -126,9 +138,14 @@ impl Outbox {
 
     /// Blocks that `queue` could take. A queue that has none gets one as long as there are any.
     fn blocks_for(&self, queue: &Queue) -> usize {
-        let (free, own) = (self.next.len() - self.used, self.blocks_of(queue));
+        let (free, own) = (self.free_in(1), self.blocks_of(queue));
         let more = (free * self.share).saturating_sub(own) / (self.share + 1);
         if own == 0 { more.max(free.min(1)) } else { more }
+    }
+
+    /// Blocks that are left of so many parts.
+    fn free_in(&self, parts: usize) -> usize {
+        (self.part * parts).saturating_sub(self.used)
     }
 
     fn blocks_of(&self, queue: &Queue) -> usize {
@@ -185,17 +202,26 @@ impl Outbox {
         self.append_at_most(queue, bytes, self.room(queue))
     }
 
-    /// The same in replay, where the shares were decided then: all that is free may be taken. It is enough: of each stream at most
-    /// the blocks of then are kept, for blocks begin at the same offsets and what was stable is.
+    /// The same in replay, for what is in its turn: the shares were decided then, and all that is free may be taken. It is enough: what was stable then is, and blocks begin at the same
+    /// offsets, so of each stream at most the blocks of then are kept, besides what got ahead.
     pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
-        let free = self.next.len() - self.used;
-        self.append_at_most(queue, bytes, self.bytes_in(queue, free))
+        self.append_known(queue, bytes, usize::MAX)
     }
 
-    /// The same, if it is another thread's turn in replay. The first `then` bytes are known to have been taken. The call may not
-    /// have been over, so what follows takes no more than the queue's share: the other thread needs room before this one does.
+    /// The same, if the first `known` bytes are known to have been sent then. What follows may be more than was sent then, and takes no more than the queue's share.
+    pub fn append_known(&mut self, queue: &mut Queue, bytes: &[u8], known: usize) -> usize {
+        self.append_beyond(queue, bytes, known, PARTS)
+    }
+
+    /// The same, if it is another thread's turn in replay. The first `then` bytes were sent then, perhaps by a third thread or by the one whose turn it is. The call may not
+    /// have been over, so what follows takes no more than the queue's share.
     pub fn append_early(&mut self, queue: &mut Queue, bytes: &[u8], then: usize) -> usize {
-        let all = self.bytes_in(queue, self.next.len() - self.used);
+        self.append_beyond(queue, bytes, then, PARTS_OF_ANY)
+    }
+
+    /// Appends what the queue's share has room for, and of the first `then` bytes what so many parts have room for.
+    fn append_beyond(&mut self, queue: &mut Queue, bytes: &[u8], then: usize, parts: usize) -> usize {
+        let all = self.bytes_in(queue, self.free_in(parts));
         self.append_at_most(queue, bytes, self.room(queue).max(then.min(all)))
     }
 
@@ -389,8 +415,24 @@ mod tests {
         assert_eq!(taken, [16, 8, 4]);
         assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 0), 0, "it has its share");
         assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 3), 3, "what was taken then");
-        assert_eq!(outbox.append_again(&mut queues[0], &[0; 100]), 1, "in replay the last block too");
         outbox.trim(&mut queues[0], 17);
         assert_eq!(outbox.append(&mut Queue::default(), &[0; 100]), 8, "half of what the trimmed one left");
+    }
+
+    #[test]
+    fn what_got_ahead_leaves_room_for_what_is_in_its_turn() {
+        let mut outbox = Outbox::new(8, 4);
+        let mut queues = [Queue::default(), Queue::default(), Queue::default()];
+        let [early, turn, live] = &mut queues;
+        assert_eq!(outbox.append_early(early, &[0; 100], 0), 16, "what may not have been sent then has its share of one part");
+        assert_eq!(outbox.append_early(early, &[0; 100], 100), 48, "what some thread has sent then fills two");
+        assert_eq!(outbox.append_early(early, &[0; 100], 100), 0);
+        assert_eq!(outbox.append_known(turn, &[0; 100], 8), 8);
+        assert_eq!(outbox.append_known(turn, &[0; 100], 0), 0);
+        assert_eq!(outbox.append_again(turn, &[0; 100]), 24, "all of the third part");
+        assert_eq!((outbox.room(live), outbox.left(live), outbox.is_pressed()), (0, 0, true));
+        outbox.trim(early, 64);
+        outbox.trim(turn, 16);
+        assert_eq!(outbox.append(live, &[0; 100]), 8, "half of what is left of the first part");
     }
 }

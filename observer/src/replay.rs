@@ -583,7 +583,7 @@ impl Replay {
     }
 
     /// How many bytes `thread` is known to have sent before the next outcome, which is another thread's. None: that is its own, or not known.
-    /// What is sent beyond that was sent later then, or never: it must leave room in the outbox for the thread whose turn it is.
+    /// What is sent beyond that was sent later then, or never. Even this much may have been sent by a third thread, or by the one whose turn it is.
     pub(crate) fn had_sent(&self, journal: &Journal, thread: u32) -> Option<u64> {
         let head = self.head.filter(|head| !journal.is_thread(thread, head.thread, head.begins))?;
         let left = head.sent.saturating_sub(journal.sent());

@@ -218,7 +218,7 @@ impl Observer {
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
                 None => self.outbox.append(queue, rest),
                 // The log is over: this may be more than was sent then, and another thread may need the room for what was.
-                Some(_) if is_settled => self.outbox.append_early(queue, rest, usize::try_from(had).unwrap_or(usize::MAX)),
+                Some(_) if is_settled => self.outbox.append_known(queue, rest, usize::try_from(had).unwrap_or(usize::MAX)),
                 Some(None) => self.outbox.append_again(queue, rest),
                 Some(Some(then)) => {
                     let then = usize::try_from(then).unwrap_or(usize::MAX).saturating_sub(skipped);

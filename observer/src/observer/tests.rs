@@ -433,6 +433,37 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
 }
 
+/// The log says how much was sent before an outcome, not by which thread. A thread that gets ahead may send as much, and the thread that has sent it then has room for all of it nevertheless.
+#[test]
+fn what_another_thread_has_sent_ahead_takes_no_room_of_what_was_sent_then() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
+    let mut observer = Observer::new(process(0), &config);
+    for (rank, fd) in [(1, 4), (2, 5), (3, 6), (4, 7)] {
+        let hello = first_greeting(process(rank), Incarnation::FIRST);
+        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
+        observer.handle_accepted(0, 3, fd, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    }
+    stable(&mut observer);
+    let (image, begin) = (observer.clone(), observer.journal().end());
+    let send_all = |observer: &mut Observer| {
+        for (fd, len) in [(4, 16), (5, 8), (6, 4)] {
+            assert_eq!(observer.send(0, fd, &[7; 16][..len], 0, true), Ok(Send::Taken { len, whole: true }), "all but one block");
+        }
+    };
+    send_all(&mut observer);
+    assert!(matches!(observer.receive(0, 5, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
+    assert_eq!(observer.handle_received(0, 5, Source::Link, b"answer"), Ok(Some(6)));
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    let mut next = image;
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
+    assert_eq!(next.send(1, 7, &[8; 100], 0, true), Ok(Send::Taken { len: 28, whole: false }), "as much as was sent then");
+    assert_eq!(next.send(1, 7, &[8; 72], 28, true), Ok(Send::Wait(Wait::Outbox)));
+    send_all(&mut next);
+    assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
+}
+
 /// A frame of the peer says how far the stream that goes to it is safe: that is not kept any more. More than was ever sent cannot be.
 #[test]
 fn a_frame_says_what_need_not_be_kept() {

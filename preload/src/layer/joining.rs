@@ -7,6 +7,7 @@ use std::time::Duration;
 use radic_observer::causes::Bounds;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
+use radic_observer::outbox::PARTS;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::{REPLACED, Session};
 use radic_observer::{Config, Observer};
@@ -115,7 +116,9 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let outbox = protection.outbox.unwrap_or(limits::OUTBOX).min(limits::MOST_OUTBOX) as usize;
     let blocks = outbox.div_ceil(BLOCK).max(64);
     // Said here: later an allocation that fails ends the process.
-    Vec::<u8>::new().try_reserve_exact(outbox).map_err(|_| failed("memory for the outbox (--outbox)")(Errno::NOMEM))?;
+    Vec::<u8>::new()
+        .try_reserve_exact(blocks * BLOCK * PARTS)
+        .map_err(|_| failed("memory for the outbox (--outbox)")(Errno::NOMEM))?;
     let causes = (protection.log_mode == LogMode::Causal).then(Bounds::default);
     let payload_stays = protection.payload == PayloadMode::Sender;
     let config =
