@@ -8,9 +8,9 @@
 //! in the outbox has passed the gate: it may leave, and leave again, at any time.
 //!
 //! In replay a thread may get ahead of its turn, and its bytes must not take the room that the log's order needs for those of another thread: that one would wait for ever. So the pool
-//! has three parts of the size that was asked for. What a live process sends, and what was sent by nobody as far as the log says, takes room only while the first part has some.
-//! What was sent then by one of the threads, the log does not say which one, takes room while the second part has some, too. The third is for what is known to be in its turn: that was
-//! in one part then, and what got ahead is in two at most. So it always has room. Memory of a part that was never needed is never touched.
+//! has three parts of the size that was asked for, and as much as was taken ahead is given back to what is in its turn: that was in one part then. A live process uses one part, and so does
+//! what no thread had sent then, as far as the log says. What was sent then by one of the threads, the log does not say which one, takes room while the first two parts have some.
+//! Memory of a part that was never needed is never touched.
 
 use std::ops::Range;
 
@@ -84,6 +84,8 @@ pub struct Outbox {
     used: usize,
     /// Blocks of one part of the pool.
     part: usize,
+    /// Blocks that were taken ahead in this replay.
+    early: usize,
     /// A stream may take so many times what it leaves free.
     share: usize,
 }
@@ -97,7 +99,12 @@ impl Outbox {
         let blocks = part * PARTS;
         assert!(block > 0 && blocks < NONE as usize, "{blocks} blocks of {block} bytes");
         let (bytes, next) = (vec![0; blocks * block].into_boxed_slice(), vec![0; blocks].into_boxed_slice());
-        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0, part, share: 1 }
+        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0, part, early: 0, share: 1 }
+    }
+
+    /// The process begins again, and nothing has got ahead yet.
+    pub fn handle_restart(&mut self) {
+        self.early = 0;
     }
 
     /// Recovery lines free it.
@@ -138,14 +145,14 @@ impl Outbox {
 
     /// Blocks that `queue` could take. A queue that has none gets one as long as there are any.
     fn blocks_for(&self, queue: &Queue) -> usize {
-        let (free, own) = (self.free_in(1), self.blocks_of(queue));
+        let (free, own) = (self.free_of(self.part), self.blocks_of(queue));
         let more = (free * self.share).saturating_sub(own) / (self.share + 1);
         if own == 0 { more.max(free.min(1)) } else { more }
     }
 
-    /// Blocks that are left of so many parts.
-    fn free_in(&self, parts: usize) -> usize {
-        (self.part * parts).saturating_sub(self.used)
+    /// Blocks that are left of so many.
+    fn free_of(&self, blocks: usize) -> usize {
+        blocks.min(self.next.len()).saturating_sub(self.used)
     }
 
     fn blocks_of(&self, queue: &Queue) -> usize {
@@ -193,7 +200,8 @@ impl Outbox {
     /// If there is no room for them.
     pub fn refill(&mut self, queue: &mut Queue, from: u64, bytes: &[u8]) {
         *queue = Queue { start: from, end: from, ..Queue::default() };
-        let taken = self.append_again(queue, bytes);
+        // An image may have been made while some of what had been taken ahead was still kept.
+        let taken = self.append_within(queue, bytes, usize::MAX, self.next.len());
         assert_eq!(taken, bytes.len(), "what was kept once has room again");
     }
 
@@ -203,26 +211,29 @@ impl Outbox {
     }
 
     /// The same in replay, for what is in its turn: the shares were decided then, and all that is free may be taken. It is enough: what was stable then is, and blocks begin at the same
-    /// offsets, so of each stream at most the blocks of then are kept, besides what got ahead.
+    /// offsets, so of each stream at most the blocks of then are kept, besides those that were taken ahead.
     pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
         self.append_known(queue, bytes, usize::MAX)
     }
 
     /// The same, if the first `known` bytes are known to have been sent then. What follows may be more than was sent then, and takes no more than the queue's share.
     pub fn append_known(&mut self, queue: &mut Queue, bytes: &[u8], known: usize) -> usize {
-        self.append_beyond(queue, bytes, known, PARTS)
+        self.append_within(queue, bytes, known, self.part + self.early)
     }
 
     /// The same, if it is another thread's turn in replay. The first `then` bytes were sent then, perhaps by a third thread or by the one whose turn it is. The call may not
     /// have been over, so what follows takes no more than the queue's share.
     pub fn append_early(&mut self, queue: &mut Queue, bytes: &[u8], then: usize) -> usize {
-        self.append_beyond(queue, bytes, then, PARTS_OF_ANY)
+        let before = self.used;
+        let taken = self.append_within(queue, bytes, then, self.part * PARTS_OF_ANY);
+        self.early += self.used - before;
+        taken
     }
 
-    /// Appends what the queue's share has room for, and of the first `then` bytes what so many parts have room for.
-    fn append_beyond(&mut self, queue: &mut Queue, bytes: &[u8], then: usize, parts: usize) -> usize {
-        let all = self.bytes_in(queue, self.free_in(parts));
-        self.append_at_most(queue, bytes, self.room(queue).max(then.min(all)))
+    /// Appends what the queue's share has room for, and of the first `known` bytes what so many blocks have room for.
+    fn append_within(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, blocks: usize) -> usize {
+        let all = self.bytes_in(queue, self.free_of(blocks));
+        self.append_at_most(queue, bytes, self.room(queue).max(known.min(all)))
     }
 
     fn append_at_most(&mut self, queue: &mut Queue, bytes: &[u8], room: usize) -> usize {
@@ -424,6 +435,8 @@ mod tests {
         let mut outbox = Outbox::new(8, 4);
         let mut queues = [Queue::default(), Queue::default(), Queue::default()];
         let [early, turn, live] = &mut queues;
+        assert_eq!(outbox.append_again(turn, &[0; 100]), 32, "nothing has got ahead: one part");
+        outbox.trim(turn, 32);
         assert_eq!(outbox.append_early(early, &[0; 100], 0), 16, "what may not have been sent then has its share of one part");
         assert_eq!(outbox.append_early(early, &[0; 100], 100), 48, "what some thread has sent then fills two");
         assert_eq!(outbox.append_early(early, &[0; 100], 100), 0);
@@ -432,7 +445,7 @@ mod tests {
         assert_eq!(outbox.append_again(turn, &[0; 100]), 24, "all of the third part");
         assert_eq!((outbox.room(live), outbox.left(live), outbox.is_pressed()), (0, 0, true));
         outbox.trim(early, 64);
-        outbox.trim(turn, 16);
+        outbox.trim(turn, 48);
         assert_eq!(outbox.append(live, &[0; 100]), 8, "half of what is left of the first part");
     }
 }

@@ -142,6 +142,7 @@ impl Observer {
         if let Some(packed) = self.packed.take() {
             packed.unpack(&mut self.outbox, &mut self.table);
         }
+        self.outbox.handle_restart();
         self.held = held;
         self.held.sort_unstable_by_key(|held| held.0);
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
