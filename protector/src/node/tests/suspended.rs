@@ -142,3 +142,25 @@ fn a_late_word_of_another_resumption_takes_nothing() {
     assert!(node.revive(&id(1), &revival(earlier)).is_err());
     assert!(node.next_life(job, 0) > later);
 }
+
+/// A job that was resumed ends because a protector is lost that was to bring a rank back, and another rank's order is under way. What is kept for that rank is not let go of: its program
+/// would be given other bytes.
+#[test]
+fn a_rank_that_an_order_may_still_bring_back_has_not_left() {
+    let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
+    let spec = JobSpec { protection: never(), ..spec(2) };
+    let ward = Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() };
+    let (job, origins) = (JobId::from_bits(1), vec![[10, 0, 0, 1].into(); 2]);
+    let suspension = Suspension { job, ward, started_ms: 0, origins, output: vec![[0, 0]; 2], line: 0 };
+    let protectors = BTreeMap::from([(Rank(0), id(3)), (Rank(1), id(1))]);
+    let session = SessionId { node: id(1), number: 1 };
+    let mut home = Home::resume(Duration::ZERO, SEAT, &suspension, protectors, session);
+    home.handle_protector_lost(&id(3));
+    assert!(home.outcome().is_some_and(|outcome| outcome.code == 113));
+    let of_host = |said| ToHome::Host { epoch: Epoch::FIRST, said };
+    // The host had nothing of the job yet when it was told to end.
+    home.handle_message(Duration::ZERO, &id(2), of_host(FromHost::Gone));
+    assert!(home.has_ended(Rank(1)) && !home.has_left(Rank(1)));
+    home.handle_message(Duration::ZERO, &id(2), of_host(FromHost::Launched { rank: Rank(1), pid: 7 }));
+    assert!(!home.has_left(Rank(1)));
+}
