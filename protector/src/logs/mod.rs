@@ -62,7 +62,7 @@
 //! - *A caller that has not proven that it has the job's key* costs one of 256 places for at most 3 s. It is not answered. If it
 //!   repeats a login that it has overheard, it gets a random number. A process of an ended job is not let in.
 //! - *What only nodes ask for is proven with a key that only nodes have*: whole images, and what is forwarded.
-//! - Replication: from [`Logs::set_replica`] on nothing new is acknowledged without the replica, connected or not. After an exec or another restart
+//! - Replication: from [`StoreOrder::SetReplica`] on nothing new is acknowledged without the replica, connected or not. After an exec or another restart
 //!   of the process from nothing, `remove_process` belongs to both services.
 //!
 //! With `keep_logs` nothing is truncated or deleted before the job's end plus 63 other such jobs; what memory would forget goes
