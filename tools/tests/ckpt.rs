@@ -18,9 +18,15 @@ impl Home {
         let home = Home(tempfile::tempdir().unwrap());
         let library = "libradic_ckpt_preload.so";
         let built = std::env::current_exe().unwrap().with_file_name(library);
-        fs::copy(built, home.path(library)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_radic"), home.path("radic")).unwrap();
+        home.copy(&built, library);
+        home.copy(Path::new(env!("CARGO_BIN_EXE_radic")), "radic");
         home
+    }
+
+    /// Another process writes the copy: a program that this process has open for writing could not be executed ("Text file busy") while a child that another test's
+    /// thread has just forked still has that descriptor, too.
+    fn copy(&self, from: &Path, name: &str) {
+        assert!(Command::new("cp").arg(from).arg(self.path(name)).status().unwrap().success());
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,7 +72,7 @@ impl Home {
         let mut program = Program::start(self.command(&["restart", image]));
         program.child.stdin.take().unwrap().write_all(b"go\n").unwrap();
         let line = program.line();
-        assert!(line.parse::<u64>().is_ok(), "{image}: {line:?}, {}", program.complaints());
+        assert!(line.parse::<u64>().is_ok(), "{image}: {line:?}");
         assert!(program.child.wait().unwrap().success(), "{image}");
     }
 }
@@ -86,6 +92,7 @@ impl Program {
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "it ended: {}", self.complaints());
         line.trim_end().to_owned()
     }
 

@@ -89,10 +89,10 @@ fn folder() -> tempfile::TempDir {
     write("short", b"RADICKPT");
     fs::set_permissions(dir.path().join("text"), fs::Permissions::from_mode(0o644)).unwrap();
     fs::create_dir(dir.path().join("dir")).unwrap();
-    // The command, and the library that `radic ckpt` looks for beside it.
-    let library = "libradic_ckpt_preload.so";
-    fs::copy(std::env::current_exe().unwrap().with_file_name(library), dir.path().join(library)).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_radic"), dir.path().join("radic")).unwrap();
+    // The command, and the library that `radic ckpt` looks for beside it. Another process writes them: see `Home::copy` in ckpt.rs.
+    let library = std::env::current_exe().unwrap().with_file_name("libradic_ckpt_preload.so");
+    let copied = Command::new("cp").arg(library).arg(env!("CARGO_BIN_EXE_radic")).arg(dir.path()).status().unwrap();
+    assert!(copied.success());
     dir
 }
 

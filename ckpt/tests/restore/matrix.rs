@@ -352,7 +352,9 @@ impl Home {
     /// The same combinations, in a process of the ordinary user.
     fn as_nobody(&self, name: &str, drawn: usize) {
         let tests = self.path.join("tests");
-        fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
+        // Another process writes what is executed: a descriptor of this one may be in a child that another test has just forked, and the file would be busy.
+        let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&tests).status().unwrap();
+        assert!(copied.success());
         let library = harness::library();
         fs::copy(&library, self.path.join(library.file_name().unwrap())).unwrap();
         chown(self.place(&self.path, "nobody"), Some(NOBODY), Some(NOBODY)).unwrap();

@@ -64,18 +64,16 @@ fn in_path(path: &OsStr, name: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
     fn criu_is_taken_if_it_works_else_gcore_and_the_reason_is_told() {
         let folder = tempfile::tempdir().unwrap();
+        // Another process writes them: a descriptor of this one may be in a child that another test has just forked, and the script would be busy.
         let script = |name: &str, text: &str| {
-            let path = folder.path().join(name);
-            fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            let write = r##"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""##;
+            let written = Command::new("sh").args(["-c", write]).arg(folder.path().join(name)).arg(text).status().unwrap();
+            assert!(written.success());
         };
         let find = || Rival::find_in(folder.path().as_os_str());
         assert!(matches!(find(), (None, Some(why)) if why == "CRIU is not in PATH, nor is gcore (gdb)"));
