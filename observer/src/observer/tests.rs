@@ -402,19 +402,25 @@ fn a_process_of_an_earlier_epoch_is_refused() {
     );
 }
 
+/// Rank 0, with a link of each of these ranks at its descriptor, and with a log that is stable.
+fn linked(config: &Config, peers: &[(u32, u32)]) -> Observer {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let mut observer = Observer::new(process(0), config);
+    for (rank, fd) in peers {
+        let hello = first_greeting(process(*rank), Incarnation::FIRST);
+        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
+        observer.handle_accepted(0, 3, *fd, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    }
+    stable(&mut observer);
+    observer
+}
+
 /// A thread that stood in the midst of a `send`, because the outbox had no more for its stream, gets little further on the way back
 /// before the outcomes of another thread that came then: that thread needs room.
 #[test]
 fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
-    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
-    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 4, descriptors: 16, threads: 2, ..Config::default() };
-    let mut observer = Observer::new(process(0), &config);
-    for (rank, fd) in [(1, 4), (2, 5)] {
-        let hello = first_greeting(process(rank), Incarnation::FIRST);
-        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
-        observer.handle_accepted(0, 3, fd, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
-    }
-    stable(&mut observer);
+    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
+    let mut observer = linked(&config, &[(1, 4), (2, 5)]);
     let (image, begin) = (observer.clone(), observer.journal().end());
     let stalled = [7; 100];
     assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
@@ -436,15 +442,8 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
 /// The log says how much was sent before an outcome, not by which thread. A thread that gets ahead may send as much, and the thread that has sent it then has room for all of it nevertheless.
 #[test]
 fn what_another_thread_has_sent_ahead_takes_no_room_of_what_was_sent_then() {
-    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
     let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
-    let mut observer = Observer::new(process(0), &config);
-    for (rank, fd) in [(1, 4), (2, 5), (3, 6), (4, 7)] {
-        let hello = first_greeting(process(rank), Incarnation::FIRST);
-        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
-        observer.handle_accepted(0, 3, fd, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
-    }
-    stable(&mut observer);
+    let mut observer = linked(&config, &[(1, 4), (2, 5), (3, 6), (4, 7)]);
     let (image, begin) = (observer.clone(), observer.journal().end());
     let send_all = |observer: &mut Observer| {
         for (fd, len) in [(4, 16), (5, 8), (6, 4)] {

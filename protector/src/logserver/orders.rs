@@ -90,33 +90,31 @@ impl LogServer {
             StoreOrder::LineComplete(job, epoch, line) => self.handle_line_complete(now, (job, epoch), line),
             StoreOrder::LinesGivenUp(job, epoch, after, to) => self.handle_lines_given_up(now, (job, epoch), (after, to)),
             StoreOrder::Read(..) => {}
-            question => return self.reply(now, question),
-        }
-        None
-    }
-
-    fn reply(&mut self, now: Duration, question: StoreOrder) -> Option<Reply> {
-        Some(match question {
             StoreOrder::ForgetProcess(node, number, process) => {
                 let end = self.store().journal_end(process);
                 self.remove_process(now, process);
-                Reply::Answer(node, number, Answer::Forgotten(end))
+                return Some(Reply::Answer(node, number, Answer::Forgotten(end)));
             }
-            StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
-                Reply::LineHeld(node, number, (job, epoch), self.held_of_line(job, epoch, line))
+            StoreOrder::HeldOfLine(node, number, of, line) => {
+                return Some(Reply::LineHeld(node, number, of, self.held_of_line(of.0, of.1, line)));
             }
-            StoreOrder::Causes(ask, job, epoch) => Reply::Causes(ask, self.store().causes_of(job, epoch)),
+            StoreOrder::Causes(ask, job, epoch) => return Some(Reply::Causes(ask, self.store().causes_of(job, epoch))),
             StoreOrder::StableOf(node, number, process, epoch, stream) => {
-                Reply::Answer(node, number, Answer::Stable(self.store().stable_in(process, epoch, stream)))
+                let end = self.store().stable_in(process, epoch, stream);
+                return Some(Reply::Answer(node, number, Answer::Stable(end)));
             }
-            StoreOrder::List(node, number, process) => Reply::Answer(node, number, Answer::Log(self.store().list(process))),
+            StoreOrder::List(node, number, process) => {
+                return Some(Reply::Answer(node, number, Answer::Log(self.store().list(process))));
+            }
             StoreOrder::Sizes(node, number, jobs) => {
                 let sizes = jobs.into_iter().flat_map(|job| self.status(now, job)).take(limits::PROCESSES_SHOWN);
-                Reply::Sizes(node, number, sizes.collect())
+                return Some(Reply::Sizes(node, number, sizes.collect()));
             }
-            StoreOrder::Flows(node, number, job) => Reply::Answer(node, number, Answer::Flows(self.flows(job))),
-            _ => return None,
-        })
+            StoreOrder::Flows(node, number, job) => {
+                return Some(Reply::Answer(node, number, Answer::Flows(self.flows(job))));
+            }
+        }
+        None
     }
 
     /// How much the processes of a job have received. If there are as many as can be shown, some may be missing.
