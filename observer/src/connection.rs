@@ -124,10 +124,14 @@ impl Outgoing {
     }
 
     /// What is not kept is wanted by no receiver, so no link has to take it. Else a `send` to a peer that has closed the connection would wait for ever for a
-    /// link to take bytes that were passed over.
-    pub(crate) fn handle_trimmed(&mut self) {
-        self.framer.handle_trimmed(self.queue.start().saturating_sub(self.sent));
-        self.sent = self.sent.max(self.queue.start());
+    /// link to take bytes that were passed over. True: the link of now was to carry some of that. Nothing more leaves on it, since its receiver would take the next bytes for those.
+    pub(crate) fn handle_trimmed(&mut self) -> bool {
+        let is_cut = self.sent < self.queue.start();
+        if is_cut {
+            self.sent = self.queue.start();
+            self.framer.abandon();
+        }
+        is_cut
     }
 
     /// Whether no frame is under way on the link.
@@ -314,6 +318,12 @@ impl Connection {
             to_tell: false,
             gone_there: false,
         }
+    }
+
+    /// The link of now is none any more: its socket is to be closed, and the opener makes another one.
+    pub(crate) fn drop_link(&mut self) {
+        self.dropped |= self.link != Link::Down;
+        self.link = Link::Down;
     }
 
     /// The peer has closed it, and will not be brought back to before that: it never wants a byte more.
@@ -516,16 +526,16 @@ impl Connection {
         if stable > self.outgoing.end().max(self.outgoing.peer_has) {
             return Err(self.peer_error("it has bytes that were never sent"));
         }
-        if stable > self.outgoing.stable {
-            self.handle_stable(outbox, stable);
+        if stable > self.outgoing.stable && self.handle_stable(outbox, stable) {
+            return Err(self.peer_error("it has bytes that its link has not brought"));
         }
         Ok(())
     }
 
-    /// The peer's protector holds units up to `offset`, or the peer will never want them.
-    pub(crate) fn handle_stable(&mut self, outbox: &mut Outbox, offset: u64) {
+    /// The peer's protector holds units up to `offset`, or the peer will never want them. True: the link of now was to carry some of them.
+    pub(crate) fn handle_stable(&mut self, outbox: &mut Outbox, offset: u64) -> bool {
         self.outgoing.stable = self.outgoing.stable.max(offset);
         outbox.trim(&mut self.outgoing.queue, offset);
-        self.outgoing.handle_trimmed();
+        self.outgoing.handle_trimmed()
     }
 }

@@ -23,8 +23,6 @@ pub struct BadFrame;
 pub struct Leaving<'a> {
     /// Of its header, and of the causes behind that.
     pub header: &'a [u8],
-    /// Bytes of any value: those that were to leave here are not kept any more, because the receiver wants none of them.
-    pub filler: u64,
     /// Bytes of the stream.
     pub payload: u64,
 }
@@ -78,14 +76,13 @@ pub struct Framer {
     header: Vec<u8>,
     /// Bytes of them that have not left.
     unsent: usize,
-    filler: u64,
     payload: u64,
 }
 
 impl Framer {
     /// Whether no frame is under way.
     pub fn is_idle(&self) -> bool {
-        self.unsent == 0 && self.filler == 0 && self.payload == 0
+        self.unsent == 0 && self.payload == 0
     }
 
     /// Begins a frame for the next `payload` bytes (not 0) of the stream, or as many of them as one frame takes. `causes` writes what they depend on.
@@ -108,7 +105,7 @@ impl Framer {
 
     /// What is to leave next.
     pub fn leaving(&self) -> Leaving<'_> {
-        Leaving { header: &self.header[self.header.len() - self.unsent..], filler: self.filler, payload: self.payload }
+        Leaving { header: &self.header[self.header.len() - self.unsent..], payload: self.payload }
     }
 
     /// The socket has taken so many bytes. Returns how many of them were the stream's.
@@ -118,18 +115,15 @@ impl Framer {
     pub fn handle_sent(&mut self, count: u64) -> u64 {
         let header = count.min(self.unsent as u64);
         self.unsent -= header as usize;
-        let filler = (count - header).min(self.filler);
-        self.filler -= filler;
-        let payload = count - header - filler;
+        let payload = count - header;
         assert!(payload <= self.payload, "{payload} bytes have left of a frame of {}", self.payload);
         self.payload -= payload;
         payload
     }
 
-    /// The next `count` bytes of the stream are not kept any more. Those of them that the frame has announced are replaced.
-    pub fn handle_trimmed(&mut self, count: u64) {
-        let count = count.min(self.payload);
-        (self.filler, self.payload) = (self.filler + count, self.payload - count);
+    /// Bytes that the frame has announced are not kept any more: it does not leave, and nothing comes behind it on this link.
+    pub fn abandon(&mut self) {
+        (self.unsent, self.payload) = (0, 0);
     }
 }
 
@@ -341,32 +335,33 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// However the kernel cuts what leaves and what arrives, the program gets the stream, but for what it does not want.
+        /// However the kernel cuts what leaves and what arrives, the program gets the stream, up to where a frame is abandoned at the latest.
         #[test]
         fn the_stream_arrives(steps in prop::collection::vec((0u8..8, 1usize..40), 1..120)) {
             let (mut framer, mut deframer) = (Framer::default(), Deframer::default());
-            let (mut sent, mut link, mut got, mut unwanted) = (0u64, Vec::<u8>::new(), Vec::<u8>::new(), Vec::new());
+            let (mut sent, mut link, mut got, mut is_over) = (0u64, Vec::<u8>::new(), Vec::<u8>::new(), false);
             let (mut all_causes, mut causes) = (Vec::new(), Vec::new());
             for (step, number) in steps {
                 match step {
-                    0 | 1 if framer.is_idle() => {
+                    0 | 1 if framer.is_idle() && !is_over => {
                         let set: Vec<u8> = (0..number % 5).map(|at| (all_causes.len() + at) as u8).collect();
                         framer.begin(number as u64, Said { stable: sent, ..Said::default() }, |out| out.extend(&set));
                         all_causes.extend(set);
                     }
                     0..=2 => {
-                        let Leaving { header, filler, payload } = framer.leaving();
+                        let Leaving { header, payload } = framer.leaving();
                         let stream = (sent..sent + payload).map(|at| at as u8);
-                        let all: Vec<u8> = header.iter().copied().chain((0..filler).map(|_| 0xff)).chain(stream).collect();
+                        let all: Vec<u8> = header.iter().copied().chain(stream).collect();
                         let count = number.min(all.len());
                         link.extend(&all[..count]);
                         sent += framer.handle_sent(count as u64);
                     }
                     3 => {
-                        let count = (number as u64).min(framer.leaving().payload) / 4;
-                        framer.handle_trimmed(count);
-                        unwanted.extend(sent..sent + count);
-                        sent += count;
+                        is_over |= number > 35;
+                        if is_over {
+                            framer.abandon();
+                            prop_assert!(framer.is_idle());
+                        }
                     }
                     4 => {
                         // As a process looks: a header and whatever follows, if one comes next.
@@ -411,7 +406,7 @@ mod tests {
             prop_assert!(got.len() as u64 <= sent);
             prop_assert!(all_causes.starts_with(&causes));
             for (at, byte) in got.iter().enumerate() {
-                prop_assert!(*byte == at as u8 || unwanted.contains(&(at as u64)) && *byte == 0xff);
+                prop_assert_eq!(*byte, at as u8);
             }
             prop_assert!(deframer.heard().stable() <= sent);
         }

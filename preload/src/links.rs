@@ -112,6 +112,14 @@ impl Layer {
         self.drive(|links, cx| Ok(links.handle_collect(cx, lost)))
     }
 
+    /// The observer may have given links up.
+    pub(crate) fn break_dropped(&mut self) {
+        self.drive(|links, cx| {
+            links.break_dropped(cx);
+            Ok(())
+        });
+    }
+
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Tell(message) => self.tell_node(&message),

@@ -154,8 +154,7 @@ impl Table {
     pub(crate) fn handle_settled(&mut self) {
         for connection in self.iter_mut().filter(|connection| connection.unsettled) {
             connection.unsettled = false;
-            connection.dropped = connection.link != Link::Down;
-            connection.link = Link::Down;
+            connection.drop_link();
         }
     }
 
@@ -184,8 +183,7 @@ impl Table {
         self.restarted.insert(process, incarnation);
         for connection in self.iter_mut().filter(|c| c.peer == process && c.peer_incarnation < incarnation) {
             connection.incoming.handle_incarnations_over();
-            connection.dropped = connection.link != Link::Down;
-            connection.link = Link::Down;
+            connection.drop_link();
         }
     }
 

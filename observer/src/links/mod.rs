@@ -305,7 +305,8 @@ impl Links {
         self.tell(ToNode::Forget { connection, peer, for_good });
     }
 
-    fn break_dropped(&mut self, cx: &mut Context<'_>) {
+    /// The observer may have given links up: their openers make others.
+    pub fn break_dropped(&mut self, cx: &mut Context<'_>) {
         while let Some(slot) = cx.observer.poll_dropped() {
             self.break_link(cx, slot, GIVEN_UP);
         }

@@ -170,7 +170,10 @@ impl Observer {
     fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {
         let Some(slot) = self.table.find_end(stream.connection, stream.from_opener) else { return };
         if let Some(connection) = self.table.get_mut(slot).filter(|connection| connection.stream_out() == stream) {
-            connection.handle_stable(&mut self.outbox, offset);
+            // The receiver may be said to have left. If that is wrong, it asks on another link, and ends with an error: it gets no other bytes for those that are not kept.
+            if connection.handle_stable(&mut self.outbox, offset) {
+                connection.drop_link();
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use radic_wire::log::{FromProtector, Greeting, ImageRange};
 use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
-use crate::connection::{Phase, Welcome};
+use crate::connection::{Link, Phase, Welcome};
 use crate::error::Error;
 
 /// What `process` says first on its first connection.
@@ -535,4 +535,20 @@ fn causes_and_a_journal_that_are_too_much_for_one_message_go_in_two() {
     let second = observer.poll_journal().map(|ship| (ship.causes.is_none(), ship.position, ship.head.len() + ship.tail.len()));
     assert_eq!(second, Some((true, end - all as u64, all)));
     assert!(observer.poll_journal().is_none());
+}
+
+/// A frame is half out, and the receiver is said to have left. What is not kept any more leaves no link, and no other bytes do in its place: the link is given up.
+#[test]
+fn a_frame_whose_bytes_are_not_kept_any_more_is_not_finished() {
+    let mut observer = linked(&Config::default(), &[(1, 4)]);
+    let slot = observer.table().slot_of(4).unwrap();
+    assert_eq!(observer.send(0, 4, b"question", 0, true), Ok(Send::Taken { len: 8, whole: true }));
+    assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
+    observer.handle_transmitted(slot, LINK_FRAME as u64 + 3);
+    let stream = observer.table().get(slot).unwrap().stream_out();
+    observer.handle_protector(&FromProtector::StreamStable { stream, offset: 3 }).unwrap();
+    assert_eq!(observer.poll_dropped(), None, "what has left need not be kept");
+    observer.handle_protector(&FromProtector::StreamStable { stream, offset: u64::MAX }).unwrap();
+    assert_eq!((observer.poll_transmit(slot), observer.poll_dropped(), observer.poll_dropped()), (None, Some(slot), None));
+    assert_eq!(observer.table().get(slot).unwrap().link(), Link::Down);
 }

@@ -73,6 +73,7 @@ impl Layer {
             }),
             FromNode::Stable { stream, offset } => {
                 self.drive_session(|session, cx| session.handle_stable(cx, stream, offset));
+                self.break_dropped();
             }
             FromNode::Forget { connection, for_good } => {
                 sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));

@@ -17,8 +17,6 @@ use crate::{pointers, sys};
 
 /// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 const SMALL: usize = 1 << 10;
-/// What leaves in the place of bytes that their receiver does not want.
-static FILLER: [u8; 4 << 10] = [0; 4 << 10];
 /// Bytes in a socket that are looked at first, beside as many as are asked for: a header and its causes, as a rule.
 const LOOKED_AT_FIRST: usize = 4 << 10;
 /// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
@@ -171,7 +169,7 @@ impl Layer {
         (skip, most): (usize, usize),
     ) -> Result<bool, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(false) };
+        let Some(Leaving { header, payload }) = self.observer.leaving(slot) else { return Ok(false) };
         let payload = usize::try_from(payload).unwrap_or(usize::MAX).min(most);
         let (offered, sent) = if skip == 0 && header.len() + payload <= SMALL {
             let (mut small, mut at) = ([0; SMALL], header.len());
@@ -195,12 +193,11 @@ impl Layer {
 
     /// The same from the outbox, of which the bytes of this stream are there up to `kept`. Whether the socket has taken some.
     pub fn transmit_frame(&mut self, slot: Slot, socket: BorrowedFd<'_>, offset: u64, kept: u64) -> Result<bool, Errno> {
-        let Some(Leaving { header, filler, payload }) = self.observer.leaving(slot) else { return Ok(false) };
+        let Some(Leaving { header, payload }) = self.observer.leaving(slot) else { return Ok(false) };
         let mut parts = [&[][..]; sys::PARTS];
-        let zeros = filler.min(FILLER.len() as u64);
-        (parts[0], parts[1]) = (header, &FILLER[..zeros as usize]);
-        let (mut left, mut count) = (if zeros == filler { payload.min(kept - offset) } else { 0 }, 2);
-        for (part, piece) in parts[2..].iter_mut().zip(self.observer.outgoing(slot, offset)) {
+        parts[0] = header;
+        let (mut left, mut count) = (payload.min(kept - offset), 1);
+        for (part, piece) in parts[1..].iter_mut().zip(self.observer.outgoing(slot, offset)) {
             let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
             *part = &piece[..length];
             (left, count) = (left - length as u64, count + 1);

@@ -349,6 +349,14 @@ impl World {
         self.drive(pid, |links, cx| Ok(links.handle_collect(cx, lost)))
     }
 
+    /// The observer may have given links up.
+    pub fn break_dropped(&mut self, pid: u32) {
+        self.drive(pid, |links, cx| {
+            links.break_dropped(cx);
+            Ok(())
+        });
+    }
+
     /// `Place`, `Final`, `Restarted`.
     pub fn handle_link_message(&mut self, pid: u32, message: &FromNode) {
         let lib = self.lib(pid);

@@ -526,6 +526,7 @@ impl World {
                 }
                 FromNode::Stable { stream, offset } => {
                     self.drive_session(pid, |session, cx| session.handle_stable(cx, stream, offset));
+                    self.break_dropped(pid);
                 }
                 FromNode::Forget { connection, for_good } => {
                     let result = self.lib(pid).observer.handle_protector(&FromProtector::Forget { connection, for_good });
@@ -755,10 +756,9 @@ impl World {
                     self.note_frame(pid, slot, (conn, side), offset);
                 }
                 let observer = &self.lib(pid).observer;
-                let Leaving { header, filler, payload } = observer.leaving(slot).expect("a frame is under way");
+                let Leaving { header, payload } = observer.leaving(slot).expect("a frame is under way");
                 let stream = observer.outgoing(slot, offset).flatten().take(payload as usize);
-                let filler = std::iter::repeat_n(&0, filler as usize);
-                let bytes: Vec<u8> = header.iter().chain(filler).chain(stream).copied().collect();
+                let bytes: Vec<u8> = header.iter().chain(stream).copied().collect();
                 // A part of a frame that arrived twice would be none, and be refused.
                 let count = if self.breaks.twice { bytes.len() } else { 1 + self.dice.below(bytes.len()) };
                 let bytes = bytes[..count].to_vec();
