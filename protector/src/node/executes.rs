@@ -28,8 +28,12 @@ impl Node {
         }
         // The protector first: its replica must not be told again what it has forgotten.
         let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
-        let holders = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
-        self.forget_at(now, (now + FORGET, 0), observer, process, holders);
+        let mut holders: Vec<NodeId> = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
+        // It may have logged elsewhere until just now: the new program's journal is to begin behind that, too.
+        let former = self.former_holders(process);
+        holders.extend(former.into_iter().filter(|node| !self.protectors.iter().flatten().any(|now| now == node)));
+        let journal = self.here(process).map_or(0, |here| here.log_end);
+        self.forget_at(now, (now + FORGET, journal), observer, process, holders);
     }
 
     fn forget_at(

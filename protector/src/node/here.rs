@@ -24,6 +24,8 @@ pub(super) struct Here {
     /// The node that has its log. Set by a crash or an order to bring the process back, until the process has caught up and its
     /// log is with this node's protector.
     pub(super) holder: Option<NodeId>,
+    /// The node that had its log before this node's protector, until an image is committed there: what it holds may go further.
+    pub(super) before: Option<NodeId>,
     /// Its incarnation, if it was brought back here.
     pub(super) incarnation: Option<Incarnation>,
     /// Where the journal ended that it was brought back with.
@@ -76,7 +78,14 @@ impl Node {
 
     /// The log of a process that was brought back is with this node's protector from now on.
     pub(super) fn leave_holder(&mut self, process: ProcessId) {
-        self.recovery.here.entry(process).or_default().holder = None;
+        let here = self.recovery.here.entry(process).or_default();
+        here.before = here.holder.take().or(here.before.take());
+    }
+
+    /// Nodes other than this node's protector and its replica that may hold something of the log of a process of this node.
+    pub(super) fn former_holders(&self, process: ProcessId) -> Vec<NodeId> {
+        let here = self.here(process);
+        here.map_or_else(Vec::new, |here| here.holder.iter().chain(&here.before).cloned().collect())
     }
 
     /// A process of this node has crashed: `holder` has its log, and is to bring it back with it.
@@ -90,14 +99,15 @@ impl Node {
         self.here(process).and_then(|here| here.incarnation).unwrap_or_else(first)
     }
 
-    /// The processes of this node have another protector. Their logs and images there start from nothing.
-    pub(super) fn degrade_all(&mut self, now: Duration) {
+    /// The processes of this node have another protector than this one. Their logs and images there start from nothing.
+    pub(super) fn degrade_all(&mut self, now: Duration, before: &NodeId) {
         let running: Vec<_> =
             self.observers.processes.iter().filter(|(_, p)| p.observer().is_some()).map(|(id, _)| *id).collect();
         for process in running {
             if self.is_elsewhere(process) {
                 continue;
             }
+            self.recovery.here.entry(process).or_default().before = Some(before.clone());
             self.degrade(now, process);
         }
     }
@@ -113,7 +123,8 @@ impl Node {
     pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId, request: u64) {
         let counts = self.here(process).and_then(|here| here.degraded).is_some_and(|since| request >= since);
         if !self.is_elsewhere(process) && counts {
-            self.recovery.here.entry(process).or_default().degraded = None;
+            let here = self.recovery.here.entry(process).or_default();
+            (here.degraded, here.before) = (None, None);
             let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
             self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
         }

@@ -108,8 +108,8 @@ impl Node {
             let observers = observers.filter_map(|(_, p)| p.observer());
             let told = observers.map(|observer| Output::Observer(observer, FromNode::Protector(address)));
             self.outputs.extend(told.collect::<Vec<_>>());
-            if before[0].is_some() {
-                self.degrade_all(now);
+            if let Some(before) = &before[0] {
+                self.degrade_all(now, before);
             }
         }
     }
