@@ -400,9 +400,9 @@ impl World {
         }
     }
 
-    /// Whether no incarnation of the process runs.
+    /// Whether no incarnation of the process runs where it counts: on a machine that was declared dead none is listened to any more.
     pub(super) fn is_lost(&self, process: ProcessId) -> bool {
-        self.processes.iter().filter(|p| p.id == process).all(|p| p.ended.is_some())
+        self.processes.iter().filter(|p| p.id == process).all(|p| p.ended.is_some() || self.is_declared_dead(p.machine))
     }
 
     /// G5: a program sends.
