@@ -179,6 +179,18 @@ impl Head {
         if sends { has_sent } else { journal.empties(thread) >= self.empties }
     }
 
+    /// Whether it was recorded only for what left after it, and what it says has happened once more: it belongs to no call that is still to come.
+    fn is_loose(&self, outcome: &Determinant<'_>, journal: &Journal) -> bool {
+        let has_happened = match outcome {
+            // Another thread may have sent more than then.
+            Determinant::Taken => self.has_sent_own(journal),
+            // Its thread may have found nothing then before its turn, as here.
+            Determinant::Nothing => self.empties(journal) > self.empties,
+            _ => false,
+        };
+        has_happened && self.is_open(journal)
+    }
+
     /// Whether its own thread has sent as much as then, if the log says how much that was.
     fn has_sent_own(&self, journal: &Journal) -> bool {
         self.own.is_none_or(|own| journal.sent_of(self.thread, self.begins) >= own)
@@ -480,16 +492,10 @@ impl Replay {
         }
         self.read_head()?;
         let Some(head) = self.head else { return Ok(Err(Served::Fetch)) };
-        let is_loose = match self.awaited_outcome()? {
-            // Another thread may have sent more than then.
-            Determinant::Taken => head.has_sent_own(journal),
-            // Its thread may have found nothing then before its turn, as here.
-            Determinant::Nothing => head.empties(journal) > head.empties,
-            _ => false,
-        };
+        let is_loose = head.is_loose(&self.awaited_outcome()?, journal);
         // The log may be anything.
         journal.check_thread(head.thread)?;
-        Ok(if is_loose && head.is_open(journal) { Err(Served::Outcome) } else { Ok(head) })
+        Ok(if is_loose { Err(Served::Outcome) } else { Ok(head) })
     }
 
     fn awaited_outcome(&self) -> Result<Determinant<'_>, Error> {
@@ -620,11 +626,15 @@ impl Replay {
         Ok(matches!(self.outcome(), Some(Determinant::Nothing | Determinant::Taken)))
     }
 
-    /// Whether the next outcome says that sends were taken, and its place is reached.
-    pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
+    /// Whether the next outcome was recorded only for what left after it, and what it says has happened once more.
+    pub fn is_loose_next(&mut self, journal: &Journal) -> Result<bool, Error> {
         self.read_head()?;
-        let is_here = |head: Head| head.is_open(journal) && head.has_sent_own(journal);
-        Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(is_here))
+        Ok(self.outcome().zip(self.head).is_some_and(|(outcome, head)| head.is_loose(&outcome, journal)))
+    }
+
+    /// Whether the log has nothing of this thread that is still to come, as far as it is here.
+    pub(crate) fn is_beyond(&mut self, journal: &Journal, thread: u32) -> bool {
+        matches!(self.look_ahead(journal, thread), Ahead::Unknown | Ahead::Coming)
     }
 
     /// The outcome that was offered.

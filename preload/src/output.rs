@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer};
-use crate::ops::wait;
+use crate::ops::{await_turn_of_output, wait};
 use crate::sys;
 
 /// What a pipe takes at once or not at all, and always takes if there is room: the kernel's PIPE_BUF.
@@ -186,6 +186,7 @@ impl Writing {
         let mut piece = [0; PIECE];
         while self.done < self.total {
             layer.ship();
+            layer = await_turn_of_output(layer)?;
             layer.pass_gate_of_output();
             layer.outputs.write_again();
             let length = copy(parts, self.done, &mut piece);

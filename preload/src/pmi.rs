@@ -18,7 +18,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer, sure};
-use crate::ops::{take_turns, takes_turns, wait};
+use crate::ops::{await_turn_of_output, take_turns, takes_turns, wait};
 use crate::sys;
 
 /// Longest question that is kept: a line of PMI-1 is shorter, spawning included.
@@ -342,6 +342,10 @@ pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
     let mut layer = layer::enter()?;
     layer.pmi.fd.filter(|known| *known == fd)?;
     // It leaves the process, too (G1).
+    layer = match await_turn_of_output(layer) {
+        Ok(layer) => layer,
+        Err(error) => return Some(Err(error)),
+    };
     layer.pass_gate_of_output();
     let Some(part) = parts.iter().find(|part| !part.is_empty()) else { return Some(Ok(0)) };
     if layer.pmi.conversation.question.len() + part.len() > QUESTION {

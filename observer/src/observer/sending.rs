@@ -257,12 +257,7 @@ impl Observer {
     /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
     /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
-        self.pass_readings()?;
-        if let Some(replay) = &mut self.replay
-            && replay.is_taken_here(&self.journal)?
-        {
-            self.handle_served();
-        }
+        self.pass_loose()?;
         if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
             self.resume_journal();
         }
@@ -278,6 +273,26 @@ impl Observer {
             "all that has happened is in the log"
         );
         Ok(gate)
+    }
+
+    /// Whether what leaves `thread` and is never asked for again has to wait until the log is over. The thread has found nothing, say, and the log has nothing more of it, while outcomes of
+    /// other threads are still to come: so this did not leave then, and what it depends on is in no log and cannot be recorded yet. The next incarnation might print something else.
+    pub fn output_awaits_log(&mut self, thread: u32) -> Result<bool, Error> {
+        self.pass_loose()?;
+        let is_new = self.phase() == Phase::Replaying && self.journal.has_choices(thread);
+        Ok(is_new && self.replay.as_mut().is_some_and(|replay| replay.is_beyond(&self.journal, thread)))
+    }
+
+    /// Takes from the log what belongs to no call that is still to come.
+    fn pass_loose(&mut self) -> Result<(), Error> {
+        self.pass_readings()?;
+        while let Some(replay) = &mut self.replay
+            && replay.is_loose_next(&self.journal)?
+        {
+            self.handle_served();
+            self.pass_readings()?;
+        }
+        Ok(())
     }
 
     /// What may leave on the link of `slot` now.

@@ -1,11 +1,11 @@
 //! Whole calls of one observer, whose peers and protector are played by the test.
 
-use radic_wire::determinant::ConnectionId;
+use radic_wire::determinant::{ConnectionId, KernelCall};
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
-use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
+use super::answers::{Answer, Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Link, Phase, Welcome};
@@ -266,6 +266,28 @@ fn what_is_printed_after_a_send_of_one_of_two_threads_is_printed_after_that_one(
     assert_eq!(again.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
     assert_eq!(again.gate_of_output(0), Ok(None));
     assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
+}
+
+/// On the way back one thread has had all its outcomes, gets ahead of the other, finds nothing, and prints: what it prints was not printed then, and is in no log. It waits until that can be
+/// recorded.
+#[test]
+fn what_a_thread_prints_beyond_its_log_waits_for_the_other_thread() {
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, threads: 2, ..Config::default() };
+    let mut image = Observer::new(ProcessId { job: JobId::from_bits(1), rank: Rank(0) }, &config);
+    image.begin_thread(7).unwrap();
+    let mut first = image.clone();
+    assert_eq!(first.kernel(1, KernelCall::Random, &mut [0; 4]), Ok(Answer::Live));
+    first.handle_kernel(1, KernelCall::Random, b"four").unwrap();
+    let log = first.poll_journal().unwrap().head.to_vec();
+    let mut again = image;
+    again.restart(Incarnation::restarted(1), log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    assert_eq!(again.output_awaits_log(0), Ok(false), "what depends on nothing may leave");
+    assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Nothing));
+    assert_eq!(again.output_awaits_log(0), Ok(true));
+    assert_eq!(again.kernel(1, KernelCall::Random, &mut [0; 4]), Ok(Answer::Again(4)));
+    assert_eq!((again.phase(), again.output_awaits_log(0)), (Phase::Settled, Ok(false)));
+    assert!(again.gate_of_output(0).unwrap().is_some(), "it is recorded first");
 }
 
 /// The log is over, and the peer has not said how much it has. What is sent is taken whatever room there is, and that is recorded before anything is printed.

@@ -96,6 +96,11 @@ impl Layer {
         }
     }
 
+    /// Whether what leaves and is never asked for again has to wait until this process has caught up: other threads come first.
+    pub fn output_awaits_log(&mut self) -> bool {
+        threads::known().is_some_and(|thread| sure(self.observer.output_awaits_log(thread)))
+    }
+
     fn wait_at_gate(&mut self) {
         let since = sys::now();
         counters::add(Counter::GateWaits, 1);

@@ -102,6 +102,14 @@ pub fn take_turns(mut layer: Held, what: Wait) -> Result<Held, Errno> {
     }
 }
 
+/// Waits until what leaves this thread, and is never asked for again, may leave as far as the log goes.
+pub fn await_turn_of_output(mut layer: Held) -> Result<Held, Errno> {
+    while layer.output_awaits_log() {
+        layer = take_turns(layer, Wait::Turn)?;
+    }
+    Ok(layer)
+}
+
 /// The same for a call that goes on when the time is over, or a signal came: neither is an outcome of it.
 pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<Held, Errno> {
     match wait(layer, fds, Some(until)) {

@@ -196,6 +196,10 @@ impl World {
     }
 
     fn print(&mut self, (pid, thread): Caller) {
+        let awaits_log = self.lib(pid).observer.output_awaits_log(thread as u32);
+        if self.sure(pid, awaits_log) != Some(false) {
+            return;
+        }
         let gate = self.lib(pid).observer.gate_of_output(thread as u32);
         let Some(gate) = self.sure(pid, gate) else { return };
         if gate.is_some() && !self.breaks.gate {
