@@ -23,7 +23,7 @@ use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
 use radic_protector::fetching::{Fetch, FetchError, Source, WRONG_CODE};
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, Config, Event, Logs, Reply, StoreOrder, What, open_verified};
+use radic_protector::logs::{self, Config, Event, Layer, Logs, Reply, StoreOrder, What, open_verified};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -666,12 +666,6 @@ fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
     (service, next, restart.images)
 }
 
-fn content(mut file: fs::File) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).unwrap();
-    bytes
-}
-
 static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// One image (number, length), from there, or why it cannot be had.
@@ -682,10 +676,22 @@ fn obtain(
     image: (u64, u64),
     dir: &Path,
     given_up: &AtomicBool,
-) -> Result<fs::File, FetchError> {
+) -> Result<Vec<u8>, FetchError> {
     let mut wanted = Fetch::new(Duration::ZERO, speaker, source, None, vec![image]);
-    let only = |mut files: Vec<fs::File>| files.pop().ok_or_else(|| "there is none".to_owned());
-    logs::fetch(&mut wanted, Instant::now(), key, dir, given_up, only).map_err(|error| error.cause().clone())
+    let (came, arrived) = std::sync::mpsc::channel();
+    let assemble = |mut layers: Vec<Layer>| {
+        let (mut layer, came) = (layers.pop().unwrap(), came.clone());
+        // What is not sound has no end.
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            layer.read_to_end(&mut bytes).is_ok().then(|| came.send(bytes))
+        });
+        Ok(std::thread::spawn(|| Ok(())))
+    };
+    let arrival =
+        logs::fetch(&mut wanted, Instant::now(), key, dir, given_up, &assemble).map_err(|error| error.cause().clone())?;
+    arrival.finish();
+    Ok(arrived.recv().unwrap())
 }
 
 #[test]
@@ -710,8 +716,10 @@ fn only_the_incarnation_that_is_to_begin_fetches_what_is_there() {
     for wrong in [(number, length + 1), (9, length), (number, 0), (number, u64::MAX)] {
         assert!(matches!(fetch(&nodes_key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
     }
+    // Only the last one needs no room.
     let nowhere = std::path::Path::new("/proc");
-    let error =
-        obtain(Source::At(service.logs.address()), &nodes_key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
-    assert!(error.contains("no room for image 0 of") && error.contains("/proc"), "{error}");
+    let mut wanted = Fetch::new(Duration::ZERO, speaker, Source::At(service.logs.address()), None, images[..2].to_vec());
+    let unexpected = |_| unreachable!("the first one has no room");
+    let error = logs::fetch(&mut wanted, Instant::now(), &nodes_key(), nowhere, &WANTED, &unexpected).unwrap_err().to_string();
+    assert!(error.contains("no room for image 1 of") && error.contains("/proc"), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::{ControlError, failed};
 use crate::image::chain::{Candidates, Merge, Merged, header_of, merge};
-use crate::image::format::{Codec, RECORD_BYTES, Record};
+use crate::image::format::Codec;
 use crate::image::meta::Process;
-use crate::image::{FormatError, Header, ImageError, Meta, Reader, Sink, WriteSink, is_at_end};
+use crate::image::{Header, ImageError, Meta, Reader, Sink, WriteSink};
 use crate::sys;
 use crate::trusted::{self, Owners};
 
@@ -175,19 +175,14 @@ pub struct Restorable {
 }
 
 impl Restorable {
-    /// An image and its ancestors, the whole one first, the newest last. The caller knows that they were verified when they were made, and are unchanged (by
-    /// a code over them, say). An image that need not be merged or unpacked is not read here, and the restorer checks its sums. Any other becomes whole
-    /// while it is restored: it has no place of its own, on a disk or in memory. If it cannot be read then, the restorer finds that the image ends early, and `failed` is told why.
-    pub fn of_verified(mut chain: Vec<File>, failed: impl FnOnce(&ImageError) + Send + 'static) -> Result<Self, ControlError> {
-        let seek = self::failed("the image cannot be read from its beginning");
-        if let [only] = &mut chain[..]
-            && let Some(meta) = raw_meta(only)?
-        {
-            only.rewind().map_err(seek)?;
-            return Ok(Restorable { file: chain.remove(0), meta });
-        }
-        chain.iter_mut().try_for_each(Seek::rewind).map_err(seek)?;
-        let merge = Merge::begin(chain.into_iter().rev())?;
+    /// An image and its ancestors, the newest first, the whole one last, whose ends may still be on their way. They become one whole image while it is restored, which has no place of its own, on
+    /// a disk or in memory. The restored process begins to run when all of them have come to their ends, which the caller lets them do only if they are what they were when they were made (by a
+    /// code over them, say). Otherwise the restorer finds that the image ends early, and `failed` is told why.
+    pub fn of_verified<R: Read + Send + 'static>(
+        chain: Vec<R>,
+        failed: impl FnOnce(&ImageError) + Send + 'static,
+    ) -> Result<Self, ControlError> {
+        let merge = Merge::begin(chain)?;
         let meta = merge.meta().clone();
         let file = stream(merge, failed).map_err(self::failed("the image cannot be merged while it is restored"))?;
         Ok(Restorable { file, meta })
@@ -204,7 +199,7 @@ impl Restorable {
 const AHEAD: i32 = 1 << 20;
 
 /// The end of a pipe that a whole image comes out of while a thread merges it. The thread ends with the merge, or when nothing reads the pipe any more.
-fn stream(merge: Merge<File>, failed: impl FnOnce(&ImageError) + Send + 'static) -> io::Result<File> {
+fn stream<R: Read + Send + 'static>(merge: Merge<R>, failed: impl FnOnce(&ImageError) + Send + 'static) -> io::Result<File> {
     let (from, to) = io::pipe()?;
     let to = File::from(OwnedFd::from(to));
     // A shorter pipe does as well, with more changes of thread.
@@ -217,25 +212,6 @@ fn stream(merge: Merge<File>, failed: impl FnOnce(&ImageError) + Send + 'static)
     };
     std::thread::Builder::new().name("merge".into()).spawn(work)?;
     Ok(OwnedFd::from(from).into())
-}
-
-/// The metadata of a whole image of raw runs, whose sums are not checked; none if it is another kind of image.
-fn raw_meta(file: &File) -> Result<Option<Meta>, ImageError> {
-    let mut input = BufReader::new(file);
-    let Reader { header, meta, .. } = Reader::begin(&mut input)?;
-    if header.parent != 0 {
-        return Ok(None);
-    }
-    let mut record = [0; RECORD_BYTES];
-    loop {
-        input.read_exact(&mut record)?;
-        match Record::decode(&record)? {
-            Record::End(_) if is_at_end(&mut input)? => return Ok(Some(meta)),
-            Record::End(_) => return Err(FormatError::Invalid("something follows its end record").into()),
-            Record::Run(run) if run.codec == Codec::Lz4 => return Ok(None),
-            Record::Run(run) => input.seek_relative(i64::from(run.stored))?,
-        }
-    }
 }
 
 /// An image as the restorer can read it, whole and without packed runs, verified from its beginning to its end: the file itself if it is
@@ -367,7 +343,7 @@ impl Sink for WhileThereIsRoom<'_> {
 mod tests {
     use super::super::tests::image;
     use super::*;
-    use crate::image::format::HEADER_BYTES;
+    use crate::image::format::{HEADER_BYTES, RECORD_BYTES};
     use crate::image::meta::RegionRef;
     use crate::image::{ImageWriter, MetaWriter};
 
@@ -456,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_verified_a_raw_image_is_taken_as_it_is_and_a_packed_one_unpacked() {
+    fn of_what_was_verified_a_whole_image_is_made_while_it_is_read() {
         let home = tempfile::tempdir().unwrap();
         for packed in [false, true] {
             let (read, told) = streamed(File::open(stored(&home, packed)).unwrap()).unwrap();
@@ -472,15 +448,11 @@ mod tests {
     fn what_ends_early_while_it_is_merged_has_no_end_record() {
         let home = tempfile::tempdir().unwrap();
         let packed = image(true);
-        let of_cut = |cut| {
+        for cut in [1, RECORD_BYTES, RECORD_BYTES + 1] {
             std::fs::write(home.path().join("image"), &packed[..packed.len() - cut]).unwrap();
-            streamed(File::open(home.path().join("image")).unwrap())
-        };
-        for cut in [1, RECORD_BYTES] {
-            let (read, told) = of_cut(cut).unwrap();
+            let (read, told) = streamed(File::open(home.path().join("image")).unwrap()).unwrap();
             assert!(told.is_some() && read.len() <= image(false).len() - RECORD_BYTES, "cut by {cut}: {told:?}");
         }
-        assert!(of_cut(RECORD_BYTES + 1).is_err(), "its memory ends early: refused before anything is restored");
     }
 
     #[test]

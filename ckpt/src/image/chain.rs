@@ -21,6 +21,8 @@ const MAX_FILES: usize = 10_000;
 /// One image of a chain, at one of its runs.
 struct Layer<R> {
     reader: Reader<R>,
+    /// Whether the first run was read. Before that only the beginning of the image need be here.
+    is_begun: bool,
     run: Option<Run>,
     /// The run's memory, unpacked.
     memory: Vec<u8>,
@@ -28,14 +30,13 @@ struct Layer<R> {
 
 impl<R: Read> Layer<R> {
     fn begin(input: R) -> Result<Self, ImageError> {
-        let (mut reader, mut memory) = (Reader::begin(input)?, Vec::new());
-        let run = reader.next_run(&mut memory)?;
-        Ok(Self { reader, run, memory })
+        Ok(Self { reader: Reader::begin(input)?, is_begun: false, run: None, memory: Vec::new() })
     }
 
     /// Goes forward to the first run that ends behind `addr`.
     fn skip_to(&mut self, addr: u64) -> Result<(), ImageError> {
-        while self.run.is_some_and(|run| run.end() <= addr) {
+        while !self.is_begun || self.run.is_some_and(|run| run.end() <= addr) {
+            self.is_begun = true;
             self.run = self.reader.next_run(&mut self.memory)?;
         }
         Ok(())
@@ -175,7 +176,7 @@ pub struct Merge<R> {
 }
 
 impl<R: Read> Merge<R> {
-    /// Reads the headers, the newest image first, and checks that each image is an increment to the one after it.
+    /// Reads the headers and metadata, the newest image first, and checks that each image is an increment to the one after it. The rest may still be on its way.
     pub fn begin(images: impl IntoIterator<Item = R>) -> Result<Self, ImageError> {
         let mut chain = Chain::begin(images)?;
         let newest = &mut chain.layers[0].reader;

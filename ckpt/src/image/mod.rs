@@ -12,6 +12,5 @@ mod write;
 
 pub use format::{CpuFeatures, FormatError, Header, Run};
 pub use meta::{Meta, MetaWriter};
-pub(crate) use read::is_at_end;
 pub use read::{ImageError, Reader, Report, as_hexadecimal, hexadecimal, inspect, verify};
 pub use write::{ImageWriter, Sink, WriteSink};

@@ -182,7 +182,7 @@ pub(super) fn read_head(input: &mut impl Read) -> Result<[u8; HEADER_BYTES], Ima
 }
 
 /// Nothing comes any more. Of a stream, its writer says so by closing it.
-pub(crate) fn is_at_end(input: &mut impl Read) -> io::Result<bool> {
+fn is_at_end(input: &mut impl Read) -> io::Result<bool> {
     loop {
         match input.read(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -10,6 +10,7 @@ mod beats;
 mod commands;
 pub mod counters;
 mod deaths;
+mod early;
 pub mod faults;
 mod folders;
 mod grace;
@@ -59,7 +60,7 @@ use self::peers::PeerSockets;
 pub use self::processes::NOT_PERMITTED;
 use self::processes::Processes;
 use self::refusals::Refusals;
-use self::restores::{Ready, Restores};
+use self::restores::{Prepared, Restores};
 use self::rounds::{Away, Rounds, SLICE};
 use self::stores::Stores;
 use crate::address::{self, Seeds};
@@ -111,7 +112,7 @@ struct Daemon {
     connected: mpsc::Receiver<Connected<ForCommands>>,
     joined: mpsc::Receiver<Connected<ForObservers>>,
     handovers: mpsc::Receiver<Handover>,
-    ready: mpsc::Receiver<Ready>,
+    prepared: mpsc::Receiver<Prepared>,
     done: mpsc::UnboundedReceiver<Done>,
     refusals: Rc<Refusals>,
     peers: PeerSockets,
@@ -215,7 +216,7 @@ impl Daemon {
         spawn_local(local::accept(control, commands));
         spawn_local(local::accept(process, observers.clone()));
         spawn_local(local::accept(restored, observers));
-        let (restores, ready) = Restores::new(key.clone(), config.store);
+        let (restores, prepared) = Restores::new(key.clone(), config.store);
         let leaving = Leaving { folder: folder.clone(), name: config.name.clone(), grace: config.grace };
         spawn_local(leaving.on_signal(input_sender.clone())?);
         let senders = (input_sender.clone(), urgent_sender);
@@ -231,7 +232,7 @@ impl Daemon {
             connected,
             joined,
             handovers,
-            ready,
+            prepared,
             done,
             refusals,
             ready_line: format!("ready {} {address}", config.name),
@@ -296,8 +297,8 @@ impl Daemon {
                 let answers = self.processes.handle_done(done);
                 answers.into_iter().for_each(|answer| self.handle(answer));
             }
-            Happened::Ready(ready) => {
-                let answers = self.processes.handle_ready(ready);
+            Happened::Prepared(prepared) => {
+                let answers = self.processes.handle_prepared(prepared);
                 answers.into_iter().for_each(|answer| self.handle(answer));
             }
             Happened::ChildEnded => self.processes.tend_orphans(),
@@ -441,7 +442,7 @@ enum Happened {
     Joined(Connected<ForObservers>),
     Handover(Handover),
     Done(Done),
-    Ready(Ready),
+    Prepared(Prepared),
     ChildEnded,
     Gone(PathBuf),
     Input(Input),
@@ -462,7 +463,7 @@ impl Happened {
             Some(joined) = daemon.joined.recv() => Happened::Joined(joined),
             Some(done) = daemon.done.recv() => Happened::Done(done),
             Some(handover) = daemon.handovers.recv() => Happened::Handover(handover),
-            Some(ready) = daemon.ready.recv() => Happened::Ready(ready),
+            Some(prepared) = daemon.prepared.recv() => Happened::Prepared(prepared),
             Some(()) = daemon.child_ended.recv() => Happened::ChildEnded,
             Some(path) = daemon.gone.recv() => Happened::Gone(path),
             () = tokio::task::yield_now(), if !all => Happened::Nothing,

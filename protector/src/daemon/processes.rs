@@ -29,10 +29,12 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 
 use super::deaths::Return;
+use super::early::{Earlies, Early};
 use super::launcher::{Done, Launcher, Order, Started};
 use super::local::Handover;
 use super::orphans;
-use super::restores::{Ready, Restores};
+use super::restores::{Begun, Prepared, Ready, Restores};
+use crate::logs::arrival::Arrival;
 use crate::node::Input;
 use crate::node::host::{HostOutput, RestoreOrder, SpawnError, SpawnOrder};
 use crate::pmi::leftovers;
@@ -79,6 +81,8 @@ struct Starting {
     stdin: Option<(u64, ByteBuf)>,
     /// It is brought back.
     back: Option<Return>,
+    /// It is restored from an image that was streamed, and runs once this is finished.
+    arrival: Option<Arrival>,
 }
 
 /// A stream of output.
@@ -134,6 +138,7 @@ pub struct Processes {
     node: NodeName,
     launcher: Launcher,
     starting: HashMap<ProcessId, Starting>,
+    earlies: Earlies,
     processes: HashMap<ProcessId, Process>,
     restores: Restores,
     /// Jobs with processes that were brought back here: what these start has the mark of another node.
@@ -156,9 +161,9 @@ enum Looking {
 impl Processes {
     /// None yet.
     pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, restores: Restores, launcher: Launcher) -> Self {
-        let (starting, processes, guests) = Default::default();
+        let (starting, earlies, processes, guests) = Default::default();
         let (looks, look_again, looking) = (0, None, Looking::No);
-        Processes { inputs, node, launcher, starting, processes, restores, guests, looks, look_again, looking }
+        Processes { inputs, node, launcher, starting, earlies, processes, restores, guests, looks, look_again, looking }
     }
 
     /// Does what a host wants done. The answer to a start is that of [`Processes::handle_done`].
@@ -267,7 +272,7 @@ impl Processes {
         }
         self.looking = Looking::Yes;
         let alive = self.processes.iter().filter(|(_, process)| process.alive).map(|(id, _)| id);
-        let running = alive.chain(self.starting.keys()).map(|id| id.job).collect();
+        let running = alive.chain(self.starting.keys()).chain(self.earlies.ids()).map(|id| id.job).collect();
         self.launcher.order(Order::Look { running, guests: self.guests.clone() });
     }
 
@@ -283,6 +288,7 @@ impl Processes {
     pub fn kill_all(&mut self) {
         let all: Vec<_> = self.processes.keys().copied().collect();
         self.restores.forget(|_| true);
+        self.earlies.drain().into_iter().for_each(|early| self.end_early(early));
         all.into_iter().for_each(|id| _ = self.signal(id, libc::SIGKILL));
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
@@ -316,27 +322,74 @@ impl Processes {
             .then(|| not_permitted(id.rank, &self.node, process.pid, signal))
     }
 
-    /// The images of a process are here, or not: the answers to its order so far.
-    pub fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
-        let Some(ready) = self.restores.handle_ready(ready) else { return Vec::new() };
-        let order = ready.order().clone();
-        let damage = ready.damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(order.process), text));
+    /// The images of a process are here, or on their way, or not to be had: the answers to its order so far.
+    pub fn handle_prepared(&mut self, prepared: Prepared) -> Vec<Input> {
+        match prepared {
+            Prepared::Begun(begun) => {
+                self.begin_early(begun);
+                Vec::new()
+            }
+            Prepared::Ready(ready) => self.handle_ready(ready),
+        }
+    }
+
+    fn begin_early(&mut self, begun: Begun) {
+        if !self.restores.is_wanted(&begun) {
+            return;
+        }
+        let Begun { number: of, order, image, report } = begun;
+        let (id, kvsname) = (order.process, order.kvsname.clone());
+        let (number, back) = self.order_restore(*order, image, report);
+        if let Some(before) = self.earlies.add(id, Early { of, number, kvsname, back, result: None }) {
+            self.end_early(before);
+        }
+    }
+
+    fn end_early(&mut self, early: Early) {
+        // If it has not been started yet, it is ended when it is: nothing knows the number of its order any more.
+        early.result.into_iter().for_each(|result| _ = self.end_unwanted(result));
+    }
+
+    fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
+        let early = self.earlies.take(ready.order.process, ready.number);
+        let Some(Ready { order, damage, result, .. }) = self.restores.handle_ready(ready) else {
+            early.into_iter().for_each(|early| self.end_early(early));
+            return Vec::new();
+        };
+        let id = order.process;
+        let damage = damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(id), text));
         let mut inputs: Vec<Input> = damage.collect();
-        inputs.push(Input::Fetched(
-            order.process,
-            ready.result.map(|image| self.restore(order, image, ready.report)).map_err(|error| error.to_string()),
-        ));
+        match (result, early) {
+            (Ok(arrival), Some(early)) => {
+                inputs.push(Input::Fetched(id, Ok(())));
+                inputs.extend(self.adopt(id, early, arrival));
+            }
+            (Ok(_), None) => unreachable!("what was fetched was begun"),
+            (Err(error), early) => {
+                early.into_iter().for_each(|early| self.end_early(early));
+                inputs.push(Input::Fetched(id, Err(error.to_string())));
+            }
+        }
         inputs
+    }
+
+    /// The image of a process that was begun early is sound: it is one that is being started, as the node knows from now on.
+    fn adopt(&mut self, id: ProcessId, early: Early, arrival: Arrival) -> Vec<Input> {
+        let Early { number, kvsname, back, result, .. } = early;
+        let (missed, stdin, back, arrival) = (Vec::new(), None, Some(back), Some(arrival));
+        self.starting.insert(id, Starting { number, kvsname, missed, stdin, back, arrival });
+        result.map_or_else(Vec::new, |result| self.handle_started(id, number, result))
     }
 
     fn start(&mut self, id: ProcessId, order: SpawnOrder) {
         let kvsname = order.kvsname.clone();
         let number = self.launcher.order(Order::Start(id, order));
-        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back: None });
+        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back: None, arrival: None });
     }
 
-    fn restore(&mut self, order: RestoreOrder, image: Restorable, report: Result<PathBuf, String>) {
-        let (id, kvsname) = (order.process, order.kvsname.clone());
+    /// Has a process started that is restored. The number of the order to the launcher, and what its death says.
+    fn order_restore(&mut self, order: RestoreOrder, image: Box<Restorable>, report: Result<PathBuf, String>) -> (u64, Return) {
+        let id = order.process;
         // An incarnation that was not heard to end: nothing of it is to be mistaken for something of the next one.
         _ = self.signal(id, libc::SIGKILL);
         if let Some(process) = self.processes.remove(&id) {
@@ -344,9 +397,8 @@ impl Processes {
             process.abandon();
         }
         self.guests.insert(id.job);
-        let back = Some(Return::new(id, order.incarnation, report.clone()));
-        let number = self.launcher.order(Order::Restore(order, Box::new(image), report.ok()));
-        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back });
+        let back = Return::new(id, order.incarnation, report.clone());
+        (self.launcher.order(Order::Restore(order, image, report.ok())), back)
     }
 
     /// The thread that starts processes has done something. The answer to an order to start one comes with it.
@@ -362,6 +414,7 @@ impl Processes {
     }
 
     fn handle_started(&mut self, id: ProcessId, number: u64, result: Result<Started, SpawnError>) -> Vec<Input> {
+        let Some(result) = self.earlies.handle_started(id, number, result) else { return Vec::new() };
         let starting = self.starting.entry(id);
         let Entry::Occupied(starting) = starting else { return self.end_unwanted(result) };
         if starting.get().number != number {
@@ -369,7 +422,9 @@ impl Processes {
         }
         let mut starting = starting.remove();
         let (missed, stdin) = (std::mem::take(&mut starting.missed), starting.stdin.take());
+        let arrival = starting.arrival.take();
         let result = result.map(|started| self.register(id, starting, started));
+        arrival.into_iter().for_each(Arrival::finish);
         let mut inputs = vec![Input::Spawned(id, result)];
         let refused = missed.into_iter().filter_map(|signal| self.signal(id, signal));
         inputs.extend(refused.map(|why| Input::StoreEvent(EventName::Refused, Some(id), why)));

@@ -1,5 +1,6 @@
 //! Programs that are saved by the engine, and brought back by way of a log service, as after the death of their node.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -165,19 +166,21 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
 /// The daemon's part that brings processes back, and what it has said.
 struct Driver {
     processes: Processes,
-    ready: mpsc::Receiver<Ready>,
+    prepared: mpsc::Receiver<Prepared>,
     done: mpsc::UnboundedReceiver<Done>,
     inputs: mpsc::Receiver<Input>,
+    /// What it has said and was not looked at.
+    answers: VecDeque<Input>,
 }
 
 impl Driver {
     fn new(store: &Path) -> Driver {
         let (sender, inputs) = mpsc::channel(64);
-        let (restores, ready) = Restores::new(cluster(), store.into());
+        let (restores, prepared) = Restores::new(cluster(), store.into());
         let name: NodeName = "n1".parse().unwrap();
         let (launcher, done) = Launcher::start(name.clone(), (1024, 4096), 0x77).unwrap();
         let processes = Processes::new(sender, name, restores, launcher);
-        Driver { processes, ready, done, inputs }
+        Driver { processes, prepared, done, inputs, answers: VecDeque::new() }
     }
 
     async fn bring_back(&mut self, order: RestoreOrder) -> Result<u32, String> {
@@ -187,26 +190,27 @@ impl Driver {
 
     async fn answer(&mut self) -> Result<u32, String> {
         loop {
-            let ready = tokio::time::timeout(LIMIT, self.ready.recv()).await.unwrap().unwrap();
-            let mut answers = self.processes.handle_ready(ready).into_iter();
-            return match (answers.next(), answers.next()) {
-                (None, _) => continue,
-                (Some(Input::Fetched(_, Err(error))), None) => Err(format!("images: {error}")),
-                (Some(Input::Fetched(_, Ok(()))), None) => match self.started().await {
-                    Input::Spawned(_, result) => result.map_err(|error| error.error),
-                    other => panic!("{other:?}"),
-                },
+            match self.next().await {
+                Input::Fetched(_, Err(error)) => return Err(format!("images: {error}")),
+                Input::Spawned(_, result) => return result.map_err(|error| error.error),
+                Input::Fetched(_, Ok(())) => {}
                 other => panic!("{other:?}"),
-            };
+            }
         }
     }
 
-    async fn started(&mut self) -> Input {
+    /// What the node hears next of what is prepared or started.
+    async fn next(&mut self) -> Input {
         loop {
-            let done = tokio::time::timeout(LIMIT, self.done.recv()).await.unwrap().unwrap();
-            if let Some(input) = self.processes.handle_done(done).pop() {
+            if let Some(input) = self.answers.pop_front() {
                 return input;
             }
+            let answers = tokio::select! {
+                Some(done) = self.done.recv() => self.processes.handle_done(done),
+                Some(prepared) = self.prepared.recv() => self.processes.handle_prepared(prepared),
+                () = tokio::time::sleep(LIMIT) => panic!("nothing happens"),
+            };
+            self.answers.extend(answers);
         }
     }
 
@@ -382,12 +386,10 @@ fn a_damaged_image_is_refused_and_the_replica_s_copy_taken() {
             assert!(error.contains("; and its replica: "), "of an incarnation that it has not heard of: {error}");
             let both = RestoreOrder { replica: Some(replica.address()), ..alone };
             driver.processes.handle(id().job, HostOutput::Restore(id().rank, both));
-            let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();
-            let answers = driver.processes.handle_ready(ready);
-            let [Input::StoreEvent(EventName::Store, Some(of), text), Input::Fetched(_, Ok(()))] = &answers[..] else {
-                panic!("{answers:?}")
-            };
-            assert!(matches!(driver.started().await, Input::Spawned(_, Ok(_))));
+            let damage = driver.next().await;
+            let Input::StoreEvent(EventName::Store, Some(of), text) = &damage else { panic!("{damage:?}") };
+            assert!(matches!(driver.next().await, Input::Fetched(_, Ok(()))));
+            assert!(matches!(driver.next().await, Input::Spawned(_, Ok(_))));
             assert!(*of == id() && text.starts_with("image 1: its code") && text.ends_with("copy is taken"), "{text}");
         }
     });
@@ -409,8 +411,7 @@ fn four_processes_of_100_mib_are_ready_in_time() {
                 driver.processes.restores.begin(order(&logs, local, images[..chain].to_vec()));
             }
             for driver in &mut drivers {
-                let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();
-                assert!(ready.result.is_ok(), "{:?}", ready.result.err());
+                assert!(matches!(driver.next().await, Input::Fetched(_, Ok(()))));
             }
             println!("4 x 100 MiB {what}: verified and ready after {:?}", began.elapsed());
         }

@@ -1,8 +1,11 @@
 //! Processes on their way back: their images are fetched, verified and put together on threads of their own, a few at once, as
 //! [`Orders`] and [`Fetch`] say. What is ready is started by the launcher's thread, to which the parent-death signal is tied.
+//!
+//! A process is started when its last image begins to come ([`Begun`]), from another node or a disk, and restored meanwhile. It does not run before the image is known to be
+//! sound and its node expects it: until then the engine waits for the image's end. If the image is not sound, or its sender is lost, the process is ended, and nobody has heard of it.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +21,8 @@ use tokio::sync::mpsc;
 
 use super::deaths;
 use crate::fetching::{Fetch, FetchError, OrderNumber, Orders, OrdersAction, Use};
-use crate::logs::fetch;
+use crate::logs::arrival::Arrival;
+use crate::logs::{Assembling, Layer, fetch};
 use crate::node::host::RestoreOrder;
 
 /// Threads that prepare processes, for each processor: one that waits for the network leaves its processor to another.
@@ -28,22 +32,36 @@ const THREADS: usize = 16;
 /// Prepared processes that may wait for the daemon's thread. A thread that has one more waits.
 const READY: usize = 16;
 
-/// A process with its images, or why they are not here.
-pub struct Ready {
-    number: OrderNumber,
-    order: Box<RestoreOrder>,
-    /// What was wrong with images for which others were found.
-    pub damage: Vec<String>,
-    pub result: Result<Restorable, FetchError>,
+/// What the threads say of a process that is brought back.
+pub enum Prepared {
+    /// It can be started: its last image is on its way. Said once more if that image comes from elsewhere after all.
+    Begun(Begun),
+    /// Its images are here, or are not to be had. This is the last that is said.
+    Ready(Ready),
+}
+
+/// A process that is to be started, and is restored while its last image comes.
+pub struct Begun {
+    /// The number of its order.
+    pub number: OrderNumber,
+    /// What was ordered.
+    pub order: Box<RestoreOrder>,
+    /// Its images.
+    pub image: Box<Restorable>,
     /// Where the process reports its death, or why it cannot.
     pub report: Result<PathBuf, String>,
 }
 
-impl Ready {
+/// A process with its images, or why they are not here.
+pub struct Ready {
+    /// The number of its order.
+    pub number: OrderNumber,
     /// What was ordered.
-    pub fn order(&self) -> &RestoreOrder {
-        &self.order
-    }
+    pub order: Box<RestoreOrder>,
+    /// What was wrong with images for which others were found.
+    pub damage: Vec<String>,
+    /// The process of the last [`Begun`] is restored from sound images, and runs when this is finished.
+    pub result: Result<Arrival, FetchError>,
 }
 
 /// The processes that are being prepared.
@@ -54,15 +72,15 @@ pub struct Restores {
     orders: Orders,
     /// By which each thread is told that its process is not wanted any more.
     given_up: HashMap<OrderNumber, Arc<AtomicBool>>,
-    ready: mpsc::Sender<Ready>,
+    prepared: mpsc::Sender<Prepared>,
 }
 
 impl Restores {
-    /// None yet. What is ready comes out of the receiver, and is to be given to [`Restores::handle_ready`].
-    pub fn new(key: ClusterKey, store: PathBuf) -> (Self, mpsc::Receiver<Ready>) {
-        let (ready, receiver) = mpsc::channel(READY);
+    /// None yet. What is prepared comes out of the receiver, and is to be given to [`Restores::is_wanted`] or [`Restores::handle_ready`].
+    pub fn new(key: ClusterKey, store: PathBuf) -> (Self, mpsc::Receiver<Prepared>) {
+        let (prepared, receiver) = mpsc::channel(READY);
         let threads = thread::available_parallelism().map_or(1, usize::from).saturating_mul(THREADS_PER_CPU).min(THREADS);
-        (Restores { key, store, orders: Orders::new(threads), given_up: HashMap::new(), ready }, receiver)
+        (Restores { key, store, orders: Orders::new(threads), given_up: HashMap::new(), prepared }, receiver)
     }
 
     /// Prepares a process. An order for the same one that is under way is forgotten.
@@ -82,6 +100,11 @@ impl Restores {
     pub fn forget(&mut self, is_gone: impl Fn(ProcessId) -> bool) {
         self.orders.forget(is_gone);
         self.carry_out();
+    }
+
+    /// Whether the process of this order is still wanted.
+    pub fn is_wanted(&self, begun: &Begun) -> bool {
+        self.given_up.get(&begun.number).is_some_and(|given_up| !given_up.load(Ordering::Relaxed))
     }
 
     /// A thread has done its work. None if its result is not wanted any more.
@@ -113,19 +136,15 @@ impl Restores {
         let given_up = Arc::new(AtomicBool::new(false));
         self.given_up.insert(number, given_up.clone());
         let key = JobKey::derive_for_nodes(&self.key, order.process.job);
-        let (store, ready, known) = (self.store.clone(), self.ready.clone(), order.clone());
+        let (store, prepared, known) = (self.store.clone(), self.prepared.clone(), order.clone());
         let work = move || {
-            let begun = Instant::now();
             let mut wanted = Fetch::of(Duration::ZERO, &order);
-            let process = order.process;
-            let assemble = |files: Vec<File>| {
-                let failed = move |error: &ImageError| tracing::warn!(%error, %process, "an image could not be read while it was restored");
-                Restorable::of_verified(files, failed).map_err(|error| error.to_string())
-            };
-            let result = fetch(&mut wanted, begun, &key, &store, &given_up, assemble);
-            let report = deaths::make_room(&store, order.process, order.incarnation);
+            let work = Work { number, order: Box::new(order), store: store.clone(), prepared: prepared.clone() };
+            let assemble = |layers| work.clone().begin(layers);
+            let result = fetch(&mut wanted, Instant::now(), &key, &store, &given_up, &assemble);
+            let Work { order, .. } = work;
             // The receiver is gone only when the daemon ends.
-            _ = ready.blocking_send(Ready { number, order: Box::new(order), damage: wanted.take_damage(), result, report });
+            _ = prepared.blocking_send(Prepared::Ready(Ready { number, order, damage: wanted.take_damage(), result }));
         };
         if let Err(error) = thread::Builder::new().name("restore".into()).spawn(work) {
             self.answer(number, known, FetchError::NoThread(error.to_string()));
@@ -134,9 +153,34 @@ impl Restores {
 
     /// The answer to an order that no thread works at.
     fn answer(&self, number: OrderNumber, order: RestoreOrder, error: FetchError) {
-        let report = Err("it was not begun".to_owned());
-        let ready = Ready { number, order: Box::new(order), damage: Vec::new(), result: Err(error), report };
-        let sender = self.ready.clone();
+        let ready = Prepared::Ready(Ready { number, order: Box::new(order), damage: Vec::new(), result: Err(error) });
+        let sender = self.prepared.clone();
         tokio::task::spawn_local(async move { _ = sender.send(ready).await });
+    }
+}
+
+/// What a thread works at.
+#[derive(Clone)]
+struct Work {
+    number: OrderNumber,
+    order: Box<RestoreOrder>,
+    store: PathBuf,
+    prepared: mpsc::Sender<Prepared>,
+}
+
+impl Work {
+    /// Puts images together of which the last one is on its way, on a thread: it waits for the beginning of that one.
+    fn begin(self, layers: Vec<Layer>) -> io::Result<Assembling> {
+        let work = move || {
+            let Work { number, order, store, prepared } = self;
+            let process = order.process;
+            let failed =
+                move |error: &ImageError| tracing::warn!(%error, %process, "an image could not be read while it was restored");
+            let image = Restorable::of_verified(layers, failed).map_err(|error| error.to_string())?;
+            let (report, image) = (deaths::make_room(&store, process, order.incarnation), Box::new(image));
+            _ = prepared.blocking_send(Prepared::Begun(Begun { number, order, image, report }));
+            Ok(())
+        };
+        thread::Builder::new().name("assemble".into()).spawn(work)
     }
 }

@@ -36,6 +36,8 @@ pub enum Source {
 pub enum FetchAction {
     /// Open the file of this image and check its code; then [`Fetch::handle_opened`].
     Open(u64),
+    /// The same of the last image: the images may be put together while it is read.
+    Read(u64),
     /// Connect, and log in as this incarnation; then [`Fetch::handle_admitted`] or [`Fetch::handle_gone`].
     Dial(SocketAddr, Speaker),
     /// Ask for this image on the connection; then [`Fetch::handle_offer`] or [`Fetch::handle_gone`].
@@ -43,11 +45,13 @@ pub enum FetchAction {
     /// Make room for so many bytes of this image; [`Fetch::handle_no_room`] if there is none, also when it is found out later.
     /// Then [`Fetch::handle_bytes`] and [`Fetch::handle_end`].
     Reserve(u64, u64),
-    /// The image is whole: it is kept, behind those before.
-    Keep,
+    /// This image is the last one: the images may be put together while it comes. Then as after [`FetchAction::Reserve`].
+    Stream(u64),
+    /// This image is whole: it is kept.
+    Keep(u64),
     /// Close the connection, if there is one, and drop what was not kept of the image that came on it.
     Close,
-    /// All images are here: put them together; then [`Fetch::handle_assembled`].
+    /// All images are here, and sound: put them together, if that is not done; then [`Fetch::handle_assembled`].
     Assemble,
     /// This is the end. On success what was put together is the process.
     Over(Result<(), FetchError>),
@@ -91,8 +95,10 @@ pub struct Fetch {
     speaker: Speaker,
     source: Source,
     replica: Option<SocketAddr>,
-    /// Numbers and lengths.
+    /// Numbers and lengths, in the order in which they are fetched. The longest comes last: a process is restored from it, and from the others, while it comes.
     images: Vec<(u64, u64)>,
+    /// Their numbers, the newest first.
+    chain: Vec<u64>,
     /// How many of them are here.
     here: usize,
     stage: Stage,
@@ -112,11 +118,23 @@ impl Fetch {
         Fetch::new(now, speaker, source, order.replica, order.images.clone())
     }
 
-    /// Begins to fetch images (numbers and lengths) for the incarnation that is about to begin.
-    pub fn new(now: Duration, speaker: Speaker, source: Source, replica: Option<SocketAddr>, images: Vec<(u64, u64)>) -> Fetch {
+    /// Begins to fetch images (numbers and lengths, the whole one first) for the incarnation that is about to begin.
+    pub fn new(
+        now: Duration,
+        speaker: Speaker,
+        source: Source,
+        replica: Option<SocketAddr>,
+        mut images: Vec<(u64, u64)>,
+    ) -> Fetch {
+        images.reverse();
+        let chain = images.iter().map(|(image, _)| *image).collect();
+        if let Some(longest) = (0..images.len()).max_by_key(|at| images[*at].1) {
+            let longest = images.remove(longest);
+            images.push(longest);
+        }
         let (damage, actions) = Default::default();
         let (here, stage, copy, reached_by) = (0, Stage::Opening, None, None);
-        let mut fetch = Fetch { speaker, source, replica, images, here, stage, copy, reached_by, damage, actions };
+        let mut fetch = Fetch { speaker, source, replica, images, chain, here, stage, copy, reached_by, damage, actions };
         if fetch.images.is_empty() {
             fetch.end(Err(FetchError::NoImage));
         } else {
@@ -129,6 +147,11 @@ impl Fetch {
     /// The incarnation that is about to begin.
     pub fn speaker(&self) -> Speaker {
         self.speaker
+    }
+
+    /// The numbers of the images, the newest first, the whole one last.
+    pub fn chain(&self) -> &[u64] {
+        &self.chain
     }
 
     /// What was wrong with images for which the replica's copies were taken.
@@ -200,7 +223,11 @@ impl Fetch {
             match Offer::read(bytes).filter(|offer| offer.bytes == length) {
                 Some(offer) => {
                     self.stage = Stage::Receiving { from, left: length, code: offer.code, until: now + SILENCE };
-                    self.actions.push_back(FetchAction::Reserve(image, length));
+                    self.actions.push_back(if self.is_last() {
+                        FetchAction::Stream(image)
+                    } else {
+                        FetchAction::Reserve(image, length)
+                    });
                 }
                 None => self.fail(now, FetchError::NotHeld(from, image)),
             }
@@ -274,11 +301,17 @@ impl Fetch {
         self.images[self.here]
     }
 
+    /// Whether all others are here.
+    fn is_last(&self) -> bool {
+        self.here + 1 == self.images.len()
+    }
+
     fn begin_image(&mut self, now: Duration) {
         match self.source {
             Source::Here => {
+                let image = self.image().0;
                 self.stage = Stage::Opening;
-                self.actions.push_back(FetchAction::Open(self.image().0));
+                self.actions.push_back(if self.is_last() { FetchAction::Read(image) } else { FetchAction::Open(image) });
             }
             Source::At(service) => self.dial(now, service),
         }
@@ -290,7 +323,7 @@ impl Fetch {
     }
 
     fn keep(&mut self, now: Duration) {
-        self.actions.extend([FetchAction::Keep, FetchAction::Close]);
+        self.actions.extend([FetchAction::Keep(self.image().0), FetchAction::Close]);
         self.damage.extend(self.copy.take().map(|copy| format!("{}; its replica's copy is taken", copy.of)));
         self.here += 1;
         self.reached_by = None;

@@ -58,22 +58,26 @@ fn give(fetch: &mut Fetch, now: u64, length: u64) {
 
 #[test]
 fn images_are_fetched_one_by_one_each_over_a_connection_of_its_own() {
-    let mut fetch = fetch(Source::At(service(1)), None, &[(4, 100), (5, 30)]);
+    let mut fetch = fetch(Source::At(service(1)), None, &[(3, 20), (4, 100), (5, 30)]);
+    assert_eq!(fetch.chain(), [5, 4, 3]);
     let dial = FetchAction::Dial(service(1), speaker());
     assert_eq!(actions(&mut fetch), std::slice::from_ref(&dial));
     fetch.handle_admitted(at(1));
-    assert_eq!(actions(&mut fetch), [FetchAction::Ask(4)]);
+    assert_eq!(actions(&mut fetch), [FetchAction::Ask(5)], "the newest first");
     assert!(fetch.awaits_offer());
-    fetch.handle_offer(at(2), &offer(100));
-    assert_eq!(actions(&mut fetch), [FetchAction::Reserve(4, 100)]);
-    fetch.handle_bytes(at(3), 60);
-    fetch.handle_bytes(at(4), 40);
+    fetch.handle_offer(at(2), &offer(30));
+    assert_eq!(actions(&mut fetch), [FetchAction::Reserve(5, 30)]);
+    fetch.handle_bytes(at(3), 20);
+    fetch.handle_bytes(at(4), 10);
     assert_eq!(actions(&mut fetch), []);
     fetch.handle_end(at(5), &CODE);
-    assert_eq!(actions(&mut fetch), [FetchAction::Keep, FetchAction::Close, dial]);
-    give(&mut fetch, 6, 30);
-    let all = actions(&mut fetch);
-    assert_eq!(all[2..], [FetchAction::Keep, FetchAction::Close, FetchAction::Assemble]);
+    assert_eq!(actions(&mut fetch), [FetchAction::Keep(5), FetchAction::Close, dial.clone()]);
+    give(&mut fetch, 6, 20);
+    assert_eq!(actions(&mut fetch)[1..], [FetchAction::Reserve(3, 20), FetchAction::Keep(3), FetchAction::Close, dial]);
+    give(&mut fetch, 7, 100);
+    // The longest one.
+    let last = [FetchAction::Ask(4), FetchAction::Stream(4), FetchAction::Keep(4), FetchAction::Close, FetchAction::Assemble];
+    assert_eq!(actions(&mut fetch), last);
     assert_eq!(fetch.poll_timeout(), None);
     fetch.handle_assembled(Ok(()));
     assert_eq!(actions(&mut fetch), [FetchAction::Close, FetchAction::Over(Ok(()))]);
@@ -83,9 +87,9 @@ fn images_are_fetched_one_by_one_each_over_a_connection_of_its_own() {
 #[test]
 fn images_of_this_node_are_opened() {
     let mut fetch = fetch(Source::Here, None, &[(4, 100), (5, 30)]);
-    assert_eq!(actions(&mut fetch), [FetchAction::Open(4)]);
+    assert_eq!(actions(&mut fetch), [FetchAction::Open(5)]);
     fetch.handle_opened(at(1), Ok(()));
-    assert_eq!(actions(&mut fetch), [FetchAction::Keep, FetchAction::Close, FetchAction::Open(5)]);
+    assert_eq!(actions(&mut fetch), [FetchAction::Keep(5), FetchAction::Close, FetchAction::Read(4)]);
     fetch.handle_opened(at(1), Ok(()));
     _ = actions(&mut fetch);
     fetch.handle_assembled(Err("they are two programs".to_owned()));
@@ -124,7 +128,7 @@ fn each_wait_has_a_limit() {
 
 #[test]
 fn the_only_log_service_is_asked_again_for_some_time() {
-    let mut fetch = fetch(Source::At(service(1)), None, &[(4, 100), (5, 30)]);
+    let mut fetch = fetch(Source::At(service(1)), None, &[(4, 130), (5, 100)]);
     let dial = FetchAction::Dial(service(1), speaker());
     assert_eq!(actions(&mut fetch), std::slice::from_ref(&dial));
     fetch.handle_admitted(at(1));
@@ -190,14 +194,14 @@ fn an_offer_is_what_the_log_server_holds_and_the_file_has() {
 
 #[test]
 fn the_replica_s_copy_stands_in_for_one_image_and_that_is_told() {
-    let mut fetch = fetch(Source::Here, Some(service(2)), &[(4, 100), (5, 30)]);
+    let mut fetch = fetch(Source::Here, Some(service(2)), &[(4, 130), (5, 100)]);
     _ = actions(&mut fetch);
     fetch.handle_opened(at(1), Err("it is damaged".to_owned()));
     assert_eq!(actions(&mut fetch), [FetchAction::Close, FetchAction::Dial(service(2), speaker())]);
     give(&mut fetch, 2, 100);
     let all = actions(&mut fetch);
-    assert_eq!(all.last(), Some(&FetchAction::Open(5)), "the next one is looked for in its place again");
-    assert_eq!(fetch.take_damage(), ["image 4: it is damaged; its replica's copy is taken"]);
+    assert_eq!(all.last(), Some(&FetchAction::Read(4)), "the next one is looked for in its place again");
+    assert_eq!(fetch.take_damage(), ["image 5: it is damaged; its replica's copy is taken"]);
 }
 
 #[test]
@@ -386,8 +390,8 @@ fn happen(fetch: &mut Fetch, now: &mut Duration, what: Happens) {
 #[derive(Default)]
 struct Driver {
     is_connected: bool,
-    /// Bytes for which room was made.
-    room: Option<u64>,
+    /// Whether there is a place for the image that comes.
+    has_place: bool,
     kept: usize,
     ends: Vec<Result<(), FetchError>>,
 }
@@ -401,12 +405,15 @@ impl Driver {
                     self.is_connected = true;
                 }
                 FetchAction::Ask(_) => assert!(self.is_connected),
-                FetchAction::Reserve(_, bytes) => self.room = Some(bytes),
-                FetchAction::Keep => self.kept += 1,
-                FetchAction::Close => (self.is_connected, self.room) = (false, None),
+                FetchAction::Reserve(..) | FetchAction::Stream(_) => {
+                    assert_eq!(matches!(action, FetchAction::Stream(_)), self.kept + 1 == images, "the last one is streamed");
+                    self.has_place = true;
+                }
+                FetchAction::Keep(_) => self.kept += 1,
+                FetchAction::Close => (self.is_connected, self.has_place) = (false, false),
                 FetchAction::Assemble => assert_eq!(self.kept, images, "all images are here"),
                 FetchAction::Over(result) => self.ends.push(result),
-                FetchAction::Open(_) => assert!(!self.is_connected),
+                FetchAction::Open(_) | FetchAction::Read(_) => assert!(!self.is_connected),
             }
         }
     }
@@ -457,7 +464,7 @@ proptest! {
         driver.carry_out(&mut fetch, count);
         prop_assert_eq!(driver.ends.len(), 1);
         prop_assert!(driver.ends[0].is_err() || driver.kept == count);
-        prop_assert!(!driver.is_connected && driver.room.is_none());
+        prop_assert!(!driver.is_connected && !driver.has_place);
     }
 
     /// Each order is answered once, unless another has replaced it or nobody wants it any more.

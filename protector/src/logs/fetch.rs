@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
@@ -16,6 +16,7 @@ use radic_wire::login::Channel;
 use radic_wire::mac::{Code, JobKey, MAC};
 use radic_wire::record::Opener;
 
+use super::arrival::{Arrival, Arriving, arrival};
 use super::client::Client;
 use super::files::image_path;
 use super::verify;
@@ -32,28 +33,49 @@ const MEMORY: &str = "/dev/shm";
 /// Time after which a waiting thread looks whether its images are still wanted.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Fetches the images of a process, and gives what `assemble` makes of their files: open, verified, each at its beginning. `dir`
-/// is the directory of this node's log service: its own images are there, and others go into files without names in it, or in
-/// memory.
-pub fn fetch<T>(
+/// An image that a process is restored from, to be read from its beginning to its end.
+#[derive(Debug)]
+pub enum Layer {
+    /// It is here: a file, and how far it was read.
+    Here(fs::File, u64),
+    /// It is on its way.
+    Arriving(Arriving),
+}
+
+impl Read for Layer {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Layer::Here(file, at) => {
+                let count = file.read_at(buffer, *at)?;
+                *at += count as u64;
+                Ok(count)
+            }
+            Layer::Arriving(arriving) => arriving.read(buffer),
+        }
+    }
+}
+
+/// A thread that puts images together while the last one arrives.
+pub type Assembling = JoinHandle<Result<(), String>>;
+
+/// Fetches the images of a process. `dir` is the directory of this node's log service: its own images are there, and others go into files without names in it, or in memory. While
+/// the last one comes, the others being here, `assemble` begins with them, the newest first; if that image turns out not to be sound, or to come from elsewhere, it fails, and is begun once more.
+/// On success all are sound, and what is restored from them comes to the end, and runs, when what is returned is finished.
+pub fn fetch(
     wanted: &mut Fetch,
     begun: Instant,
     key: &JobKey,
     dir: &Path,
     given_up: &AtomicBool,
-    assemble: impl FnOnce(Vec<fs::File>) -> Result<T, String>,
-) -> Result<T, FetchError> {
-    let (mut assemble, mut assembled) = (Some(assemble), None);
+    assemble: &dyn Fn(Vec<Layer>) -> io::Result<Assembling>,
+) -> Result<Arrival, FetchError> {
     let (speaker, (way, image, code, files)) = (wanted.speaker(), Default::default());
-    let mut driver = Driver { begun, key, dir, speaker, way, image, code, files };
+    let mut driver = Driver { begun, key, dir, given_up, speaker, assemble, way, image, code, files, streamed: None };
+    let mut fetched = None;
     loop {
         match wanted.poll_action() {
-            Some(FetchAction::Assemble) => {
-                let files = std::mem::take(&mut driver.files);
-                let assemble = assemble.take().expect("images are put together once");
-                wanted.handle_assembled(assemble(files).map(|process| assembled = Some(process)));
-            }
-            Some(FetchAction::Over(result)) => return result.map(|()| assembled.expect("what succeeds was put together")),
+            Some(FetchAction::Assemble) => wanted.handle_assembled(driver.assembled().map(|arrival| fetched = Some(arrival))),
+            Some(FetchAction::Over(result)) => return result.map(|()| fetched.expect("what succeeds was put together")),
             Some(action) => driver.act(wanted, action),
             None if given_up.load(Ordering::Relaxed) => wanted.handle_given_up(),
             None => driver.wait(wanted),
@@ -75,17 +97,27 @@ struct Connection {
     piece: Vec<u8>,
 }
 
+/// Where an image goes while it comes.
+enum Target {
+    File(Writing),
+    Stream(Arrival, Assembling),
+}
+
 struct Driver<'a> {
     /// The machine's time is that since then.
     begun: Instant,
     key: &'a JobKey,
     dir: &'a Path,
+    given_up: &'a AtomicBool,
     speaker: Speaker,
+    assemble: &'a dyn Fn(Vec<Layer>) -> io::Result<Assembling>,
     way: Option<Way>,
     /// The image on its way, as far as it has come, and the code of that.
-    image: Option<Writing>,
+    image: Option<Target>,
     code: Option<Code>,
-    files: Vec<fs::File>,
+    /// The images that are here, by their numbers, but for one that was streamed.
+    files: Vec<(u64, fs::File)>,
+    streamed: Option<(Arrival, Assembling)>,
 }
 
 impl Driver<'_> {
@@ -98,7 +130,11 @@ impl Driver<'_> {
             FetchAction::Open(image) => {
                 let path = image_path(self.dir, self.speaker.process, image);
                 let opened = verify::open_verified(&path, self.key, self.speaker.process, image);
-                let result = opened.map(|file| self.files.push(file)).map_err(|error| error.to_string());
+                let result = opened.map(|file| self.files.push((image, file))).map_err(|error| error.to_string());
+                wanted.handle_opened(self.now(), result);
+            }
+            FetchAction::Read(image) => {
+                let result = self.read(image, wanted.chain());
                 wanted.handle_opened(self.now(), result);
             }
             FetchAction::Dial(service, speaker) => match Client::open(service, self.key, speaker, Channel::Fetch, LOGIN) {
@@ -113,16 +149,69 @@ impl Driver<'_> {
                     wanted.handle_gone(self.now(), &error.to_string());
                 }
             }
-            FetchAction::Reserve(image, bytes) => match reserved(self.dir, bytes).and_then(Writing::begin) {
-                Ok(file) => {
-                    (self.image, self.code) = (Some(file), Some(verify::begin(self.key, self.speaker.process, image)));
-                }
-                Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
+            FetchAction::Reserve(image, bytes) => {
+                let file = reserved(self.dir, bytes).and_then(Writing::begin).map_err(|error| self.no_room(&error));
+                self.receive(wanted, image, file.map(Target::File));
+            }
+            FetchAction::Stream(image) => {
+                let stream = self.stream(wanted.chain()).map(|(arrival, assembling)| Target::Stream(arrival, assembling));
+                self.receive(wanted, image, stream);
+            }
+            FetchAction::Keep(image) => match self.image.take() {
+                Some(Target::File(file)) => self.files.extend(file.whole().map(|file| (image, file))),
+                Some(Target::Stream(arrival, assembling)) => self.streamed = Some((arrival, assembling)),
+                None => {}
             },
-            FetchAction::Keep => self.files.extend(self.image.take().and_then(Writing::whole)),
             FetchAction::Close => (self.way, self.image, self.code) = (None, None, None),
             FetchAction::Assemble | FetchAction::Over(_) => {}
         }
+    }
+
+    fn receive(&mut self, wanted: &mut Fetch, image: u64, target: Result<Target, String>) {
+        match target {
+            Ok(target) => (self.image, self.code) = (Some(target), Some(verify::begin(self.key, self.speaker.process, image))),
+            Err(why) => wanted.handle_no_room(self.now(), why),
+        }
+    }
+
+    /// Begins to put the images together, of which the last one that is not here is about to come.
+    fn stream(&self, chain: &[u64]) -> Result<(Arrival, Assembling), String> {
+        let (arrival, arriving) = arrival();
+        let mut arriving = Some(arriving);
+        let layer = |image: &u64| match self.files.iter().find(|(of, _)| of == image) {
+            Some((_, file)) => Ok(Layer::Here(file.try_clone()?, 0)),
+            None => arriving.take().map(Layer::Arriving).ok_or(io::Error::other("more than one image is not here")),
+        };
+        let layers = chain.iter().map(layer).collect::<io::Result<Vec<Layer>>>();
+        let assembling = layers.and_then(|layers| (self.assemble)(layers));
+        assembling.map(|assembling| (arrival, assembling)).map_err(|error| format!("to restore it while it comes: {error}"))
+    }
+
+    /// Reads the last image from this node's own file.
+    fn read(&mut self, image: u64, chain: &[u64]) -> Result<(), String> {
+        let (mut arrival, assembling) = self.stream(chain)?;
+        let path = image_path(self.dir, self.speaker.process, image);
+        let pass_on = |bytes: &[u8]| {
+            while !arrival.has_room(LOOK)? {
+                if self.given_up.load(Ordering::Relaxed) {
+                    return Err(io::Error::other("it is not wanted any more"));
+                }
+            }
+            arrival.push(bytes);
+            Ok(())
+        };
+        let read = verify::read_verified(&path, self.key, self.speaker.process, image, pass_on);
+        read.map_err(|error| error.to_string())?;
+        arrival.pass_on();
+        self.image = Some(Target::Stream(arrival, assembling));
+        Ok(())
+    }
+
+    /// All images are here, and sound.
+    fn assembled(&mut self) -> Result<Arrival, String> {
+        let (arrival, assembling) = self.streamed.take().ok_or("the last one was not put together with the others")?;
+        let result = assembling.join().unwrap_or_else(|_| Err("the thread that puts them together has ended".to_owned()));
+        result.map(|()| arrival)
     }
 
     fn ask(&mut self, image: u64) -> io::Result<()> {
@@ -155,15 +244,25 @@ impl Driver<'_> {
             thread::sleep(due.saturating_sub(now).min(LOOK));
             return Ok(());
         };
+        if let Some(Target::Stream(arrival, _)) = &mut self.image {
+            match arrival.has_room(LOOK) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    wanted.handle_no_room(now, format!("in memory: {error}"));
+                    return Ok(());
+                }
+            }
+        }
         let next = connection.opener.next_body().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         match next {
             Some([]) => {}
             Some(body) if wanted.awaits_offer() => wanted.handle_offer(now, body),
             Some(body) => {
-                let (Some(file), Some(code)) = (&mut self.image, &mut self.code) else { return Ok(()) };
+                let (Some(target), Some(code)) = (&mut self.image, &mut self.code) else { return Ok(()) };
                 code.update(body);
                 let count = body.len() as u64;
-                match file.push(body) {
+                match target.push(body) {
                     Ok(()) => wanted.handle_bytes(now, count),
                     Err(error) => wanted.handle_no_room(now, self.no_room(&error)),
                 }
@@ -181,9 +280,32 @@ impl Driver<'_> {
 
     fn end(&mut self, wanted: &mut Fetch) {
         let code = self.code.take().map_or([0; MAC], Code::finish);
-        match self.image.as_mut().map_or(Ok(()), Writing::end) {
+        match self.image.as_mut().map_or(Ok(()), Target::end) {
             Ok(()) => wanted.handle_end(self.now(), &code),
             Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
+        }
+    }
+}
+
+impl Target {
+    fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Target::File(file) => file.push(bytes),
+            Target::Stream(arrival, _) => {
+                arrival.push(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// All has come.
+    fn end(&mut self) -> io::Result<()> {
+        match self {
+            Target::File(file) => file.end(),
+            Target::Stream(arrival, _) => {
+                arrival.pass_on();
+                Ok(())
+            }
         }
     }
 }

@@ -106,10 +106,26 @@ fn end_at(path: &Path, bytes: u64, durable: bool) -> io::Result<()> {
 /// Opens an image, the file `path`, and checks the code of what it has opened (`path` with `.mac`). The file is at its beginning, and stays what it is whatever becomes
 /// of its name.
 pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
+    read_verified(path, key, process, image, |_| Ok(()))
+}
+
+/// The same; meanwhile `see` gets the bytes, of which it is not known yet whether they are the image.
+pub fn read_verified(
+    path: &Path,
+    key: &JobKey,
+    process: ProcessId,
+    image: u64,
+    mut see: impl FnMut(&[u8]) -> io::Result<()>,
+) -> Result<fs::File, BadImage> {
     let stored = read_code(path)?;
     let mut input = Coded { input: open_image(path)?, code: begin(key, process, image), bytes: 0 };
     let mut piece = vec![0; PIECE];
-    while input.read(&mut piece)? > 0 {}
+    loop {
+        match input.read(&mut piece)? {
+            0 => break,
+            count => see(&piece[..count])?,
+        }
+    }
     if input.code.finish() != stored {
         return Err(BadImage::Code);
     }

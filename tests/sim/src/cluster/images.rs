@@ -175,7 +175,7 @@ impl World {
     }
 
     /// The process that a chain of images is of: each one is an increment of the one before, and the first of none.
-    pub fn saved_of_chain(&self, chain: &[Vec<u8>]) -> Option<usize> {
+    pub fn saved_of_chain<'a>(&self, chain: impl Iterator<Item = &'a Vec<u8>>) -> Option<usize> {
         let mut below = 0;
         for image in chain {
             let place = self.saved_of(image)?;

@@ -37,8 +37,8 @@ struct Restoring {
     conn: Option<ConnId>,
     /// What has come of the next image.
     image: Vec<u8>,
-    /// The images that are here.
-    chain: Vec<Vec<u8>>,
+    /// The images that are here, by their numbers, the whole one first.
+    chain: Vec<(u64, Vec<u8>)>,
     /// Where the process is in [`World::saved`] that they are.
     saved: Option<usize>,
     /// When the machine is called, as far as that is scheduled.
@@ -97,7 +97,7 @@ impl World {
         let boot = self.machines[at].boot;
         let Some(restoring) = self.restoring(at, number) else { return };
         match action {
-            FetchAction::Open(image) => {
+            FetchAction::Open(image) | FetchAction::Read(image) => {
                 let after = self.disk_time(at);
                 self.daemon_later(at, after, Timer::Opened(number, image));
             }
@@ -109,10 +109,12 @@ impl World {
                 let conn = restoring.conn;
                 conn.into_iter().for_each(|conn| self.send(conn, 0, Packet::Word(Word::Wish(image))));
             }
-            FetchAction::Reserve(..) => restoring.image.clear(),
-            FetchAction::Keep => {
-                let image = std::mem::take(&mut restoring.image);
-                restoring.chain.push(image);
+            FetchAction::Reserve(..) | FetchAction::Stream(_) => restoring.image.clear(),
+            FetchAction::Keep(image) => {
+                let bytes = std::mem::take(&mut restoring.image);
+                let place = |of: u64| restoring.fetch.chain().iter().position(|image| *image == of);
+                let at = restoring.chain.partition_point(|(of, _)| place(*of) > place(image));
+                restoring.chain.insert(at, (image, bytes));
             }
             FetchAction::Close => {
                 restoring.image.clear();
@@ -126,7 +128,8 @@ impl World {
     fn assemble(&mut self, at: usize, number: OrderNumber) {
         let Some(restoring) = self.peers(at).restores.running.get(&number) else { return };
         let (process, images) = (restoring.order.process, restoring.order.images.clone());
-        let saved = self.saved_of_chain(&self.machines[at].peers.restores.running[&number].chain);
+        let chain = self.machines[at].peers.restores.running[&number].chain.iter().map(|(_, bytes)| bytes);
+        let saved = self.saved_of_chain(chain);
         assert!(saved.is_some(), "G6: images of {process} that are committed are none: {images:?}");
         let Some(restoring) = self.restoring(at, number) else { return };
         restoring.saved = saved;
