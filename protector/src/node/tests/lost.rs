@@ -509,6 +509,23 @@ fn a_process_that_has_ended_before_it_has_read_all_of_its_log_leaves_that() {
     cluster.end_well(job, 1);
 }
 
+/// The log of a process has just gone to its node's protector, which knows nothing of it yet, when the process executes another program. The new one's journal is to begin behind that of the
+/// one before: the node that had that is asked, too.
+#[test]
+fn the_protector_before_is_asked_where_the_journal_of_a_replaced_program_ends() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.live(&name(4), 1, Incarnation::restarted(1));
+    cluster.read_log(&name(4), 1, Incarnation::restarted(1));
+    cluster.run_until(|c| c.holder(4, job, 1) == id(5));
+    let pid = cluster.nodes[&name(4)].hosts[&job].pid(Rank(1)).expect("it runs");
+    cluster.post(&name(4), Input::Observer(ObserverId(90), pid, join(job, 1)));
+    cluster.run_for(SOON);
+    let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, of) if *of == at(job, 1));
+    let asked: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
+    assert_eq!(asked, ["n5", "n3"]);
+}
+
 #[test]
 fn a_protector_that_is_slow_to_let_go_is_asked_again() {
     let mut cluster = Cluster::new(6);
