@@ -247,10 +247,9 @@ impl World {
         for (conn, side) in packets {
             self.schedule(soon, Event::Arrive(conn, side));
         }
-        for word in words {
-            self.schedule(soon, Event::ToProcess(pid, word.map(Box::new)));
-        }
         self.step_at(pid, soon);
+        // Before all that the node has said since.
+        words.into_iter().for_each(|word| self.hear(pid, word));
     }
 
     /// Whether it runs, and is stopped.
