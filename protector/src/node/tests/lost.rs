@@ -521,9 +521,7 @@ fn the_protector_before_is_asked_where_the_journal_of_a_replaced_program_ends() 
     let pid = cluster.nodes[&name(4)].hosts[&job].pid(Rank(1)).expect("it runs");
     cluster.post(&name(4), Input::Observer(ObserverId(90), pid, join(job, 1)));
     cluster.run_for(SOON);
-    let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, of) if *of == at(job, 1));
-    let asked: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
-    assert_eq!(asked, ["n5", "n3"]);
+    assert_eq!(cluster.forgotten_at(at(job, 1)), ["n5", "n3"]);
 }
 
 #[test]

@@ -134,6 +134,14 @@ fn a_node_that_does_not_answer_is_asked_again_and_its_late_answer_takes_nothing_
     assert_eq!(cluster.caller_of(job, 1), connection, "the answer to the first question came late");
 }
 
+impl Cluster {
+    /// The nodes whose log services were to forget a process, in this order.
+    pub(super) fn forgotten_at(&self, process: ProcessId) -> Vec<String> {
+        let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, of) if *of == process);
+        self.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect()
+    }
+}
+
 #[test]
 fn a_process_that_executes_another_program_restarts() {
     let mut cluster = Cluster::new(3);
@@ -142,9 +150,7 @@ fn a_process_that_executes_another_program_restarts() {
     cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, join(job, 0)));
     cluster.run_until(|c| c.told.contains_key(&ObserverId(50)));
     assert!(matches!(cluster.told[&ObserverId(50)][..], [FromNode::Joined { .. }]));
-    let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, p) if *p == at(job, 0));
-    let forgotten: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
-    assert_eq!(forgotten, ["n2", "n3"], "the protector, then its replica");
+    assert_eq!(cluster.forgotten_at(at(job, 0)), ["n2", "n3"], "the protector, then its replica");
     cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, ToNode::Listening("10.0.0.1:81".parse().unwrap())));
     // A question on the old connection is not left to wait for an answer that never comes.
     let told = cluster.told(0).len();
