@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const NODES: usize = 4;
 /// Breaks that a program must have survived, over all of its runs.
 const FEW: usize = 5;
-/// Runs in which there must have been so many.
-const MOST_RUNS: usize = 40;
+/// Runs in which there must have been so many: each does twice the work of the one before.
+const MOST_RUNS: u32 = 8;
 /// The program's descriptors are below, the library's own above.
 const HIGH: i32 = 1_000;
 
@@ -91,11 +91,12 @@ fn torment(cluster: &Cluster, job: &Running, size: usize, kinds: &[Break], rando
     broken
 }
 
-/// Runs a program under broken links. How many are broken while it runs depends on how busy the machine is; so it is run as often as it takes, and is right each time.
-fn run(cluster: &Cluster, library: &Library, program: &str, args: &[&str], kinds: &[Break]) {
+/// Runs a program under broken links. How many are broken while it runs depends on how fast the machine is: a run with too few is followed by a longer one, and each is right.
+fn run(cluster: &Cluster, library: &Library, program: &str, work: (&str, u32), kinds: &[Break]) {
     let (mut random, mut all) = (Random::from_environment(), 0);
-    for _ in 0..MOST_RUNS {
-        all += run_once(cluster, library, program, args, kinds, &mut random);
+    for run in 0..MOST_RUNS {
+        let (flag, count) = (work.0, (work.1 << run).to_string());
+        all += run_once(cluster, library, program, &[flag, &count], kinds, &mut random);
         if all >= FEW {
             return;
         }
@@ -122,11 +123,11 @@ fn every_way(library: &Library) {
     let alone = library.name == MPICH.name || radic_tests::recovery::is_long();
     let ways = [&[Break::End, Break::Reset, Break::HalfEnd][..], &[Break::End], &[Break::Reset], &[Break::HalfEnd]];
     for kinds in &ways[..if alone { ways.len() } else { 1 }] {
-        run(&cluster, library, "ring", &["--laps", "600"], kinds);
+        run(&cluster, library, "ring", ("--laps", 600), kinds);
     }
     let all = [Break::End, Break::Reset, Break::HalfEnd];
-    run(&cluster, library, "collectives", &["--rounds", "150"], &all);
-    run(&cluster, library, "jacobi", &["--iterations", "900"], &all);
+    run(&cluster, library, "collectives", ("--rounds", 150), &all);
+    run(&cluster, library, "jacobi", ("--iterations", 900), &all);
     cluster.stop();
 }
 

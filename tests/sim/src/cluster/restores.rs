@@ -37,8 +37,8 @@ struct Restoring {
     conn: Option<ConnId>,
     /// What has come of the next image.
     image: Vec<u8>,
-    /// The images that are here, by their numbers, the whole one first.
-    chain: Vec<(u64, Vec<u8>)>,
+    /// The images that are here, by their numbers.
+    chain: BTreeMap<u64, Vec<u8>>,
     /// Where the process is in [`World::saved`] that they are.
     saved: Option<usize>,
     /// When the machine is called, as far as that is scheduled.
@@ -112,9 +112,7 @@ impl World {
             FetchAction::Reserve(..) | FetchAction::Stream(_) => restoring.image.clear(),
             FetchAction::Keep(image) => {
                 let bytes = std::mem::take(&mut restoring.image);
-                let place = |of: u64| restoring.fetch.chain().iter().position(|image| *image == of);
-                let at = restoring.chain.partition_point(|(of, _)| place(*of) > place(image));
-                restoring.chain.insert(at, (image, bytes));
+                restoring.chain.insert(image, bytes);
             }
             FetchAction::Close => {
                 restoring.image.clear();
@@ -128,7 +126,8 @@ impl World {
     fn assemble(&mut self, at: usize, number: OrderNumber) {
         let Some(restoring) = self.peers(at).restores.running.get(&number) else { return };
         let (process, images) = (restoring.order.process, restoring.order.images.clone());
-        let chain = self.machines[at].peers.restores.running[&number].chain.iter().map(|(_, bytes)| bytes);
+        let restoring = &self.machines[at].peers.restores.running[&number];
+        let chain = restoring.fetch.chain().iter().rev().map(|image| &restoring.chain[image]);
         let saved = self.saved_of_chain(chain);
         assert!(saved.is_some(), "G6: images of {process} that are committed are none: {images:?}");
         let Some(restoring) = self.restoring(at, number) else { return };
