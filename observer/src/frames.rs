@@ -7,6 +7,8 @@
 //! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with the same system call, and waits here for the call of
 //! the program that takes it ([`Deframer::ahead_room`]).
 
+use std::fmt;
+
 use radic_wire::limits;
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 
@@ -146,11 +148,17 @@ pub struct Deframer {
 }
 
 /// What was read before the program has asked for it, as it came from the link: from `at` to `end`. It begins with bytes of the program, if there is something.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 struct Ahead {
     bytes: Vec<u8>,
     at: usize,
     end: usize,
+}
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ahead").field(&self.slice()).finish()
+    }
 }
 
 impl Ahead {

@@ -179,7 +179,7 @@ impl Layer {
         let (mut is_committed, mut may_forget) = (false, false);
         while !is_enough(&self.session) {
             let Some(message) = self.journal.next_message()? else { break };
-            is_committed |= self.images.machine.handle_protector(&message);
+            is_committed |= self.images.machine.handle_protector(&mut self.observer, &message);
             may_forget |= matches!(message, FromProtector::Committed { .. });
             let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
             sure(self.session.handle_protector(&mut cx, &message));

@@ -22,6 +22,9 @@ pub(super) const SHORTEST: Duration = Duration::from_secs(10);
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);
+/// Time after which a process that was asked for a checkpoint is nudged again: it may wait in a call of the kernel, or compute, and hears only then that its image is committed. The time doubles
+/// with each nudge, up to the second one.
+const NUDGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time after which a process is asked for another checkpoint, if one failed and it has no other. The time doubles with each
 /// failure, up to `DOUBLINGS` times.
 const UNPROTECTED: Duration = Duration::from_secs(2);
@@ -33,12 +36,36 @@ const COST: Duration = Duration::from_millis(100);
 /// The longest reason that is passed on for one rank, in characters: many ranks may have one.
 const REASON: usize = 200;
 
+/// A checkpoint that a process was asked for, and whose end it has not reported.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    at: Duration,
+    /// When it is nudged again.
+    nudge: Duration,
+    pause: Duration,
+}
+
+impl Asked {
+    fn new(now: Duration) -> Asked {
+        Asked { at: now, nudge: now + NUDGE.0, pause: NUDGE.0 }
+    }
+
+    /// Whether it is time to nudge the process; then it is less often.
+    fn takes_nudge(&mut self, now: Duration) -> bool {
+        let is_due = self.nudge <= now;
+        if is_due {
+            self.pause = (self.pause * 2).min(NUDGE.1);
+            self.nudge = now + self.pause;
+        }
+        is_due
+    }
+}
+
 /// When one process makes its next checkpoint.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    pub(super) next: Option<Duration>,
-    /// When the process was asked for the checkpoint whose end it has not reported.
-    asked: Option<Duration>,
+    next: Option<Duration>,
+    asked: Option<Asked>,
     /// A checkpoint was committed since the process runs here.
     committed: bool,
     /// How many checkpoints have failed in a row.
@@ -46,6 +73,13 @@ pub(super) struct Schedule {
     /// Since when all have failed, until that is told.
     failing: Option<Duration>,
     is_told: bool,
+}
+
+impl Schedule {
+    /// When [`Node::handle_schedules`] has something to do.
+    pub(super) fn poll_timeout(&self) -> Option<Duration> {
+        [self.next, self.asked.map(|asked| asked.nudge)].into_iter().flatten().min()
+    }
 }
 
 /// A `radic checkpoint` that waits for ranks of this node.
@@ -189,6 +223,11 @@ impl Node {
                 observed.schedule.next = next;
             }
         }
+        let nudged = self.observers.processes.iter_mut().filter_map(|(_, observed)| {
+            let is_due = observed.schedule.asked.as_mut().is_some_and(|asked| asked.takes_nudge(now));
+            observed.observer().filter(|_| is_due).map(Output::Nudge)
+        });
+        self.outputs.extend(nudged);
         let late = |w: &Waiting| w.deadline <= now;
         for index in (0..self.checkpoints.len()).rev().filter(|i| late(&self.checkpoints[*i])).collect::<Vec<_>>() {
             let why = format!("it has not come to an end within {} s", PATIENCE.as_secs());
@@ -203,7 +242,7 @@ impl Node {
     /// its way.
     pub(super) fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
         let Some(observed) = self.observers.processes.get(&process) else { return };
-        if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
+        if observed.schedule.asked.is_none_or(|asked| asked.at + FORGOTTEN <= now) {
             _ = self.request_checkpoint(now, process);
         }
         self.nudge(process);
@@ -231,7 +270,7 @@ impl Node {
     fn request(&mut self, now: Duration, process: ProcessId, line: Option<u64>) -> Option<u64> {
         let observed = self.observers.processes.get_mut(&process)?;
         let observer = observed.observer()?;
-        observed.schedule.asked = Some(now);
+        observed.schedule.asked = Some(Asked::new(now));
         observed.requests += 1;
         let request = observed.requests;
         if let Some(line) = line {

@@ -32,7 +32,7 @@ impl Node {
         // It may have logged elsewhere until just now: the new program's journal is to begin behind that, too.
         let former = self.former_holders(process);
         holders.extend(former.into_iter().filter(|node| !self.protectors.iter().flatten().any(|now| now == node)));
-        let journal = self.here(process).map_or(0, |here| here.log_end);
+        let journal = self.here(process).map_or(0, |here| here.log_end.max(here.begins));
         self.forget_at(now, (now + FORGET, journal), observer, process, holders);
     }
 
@@ -45,8 +45,9 @@ impl Node {
         mut holders: Vec<NodeId>,
     ) {
         if holders.is_empty() {
-            // Others may keep a little more of the journal than its log had, and use no position of it for another outcome.
-            let journal = if journal > 0 { journal + limits::LOG_CHUNK as u64 } else { 0 };
+            // No position stands for two outcomes. Others may keep a little more of the journal than its log had, and the log may be lost with its node.
+            let journal = journal + limits::LOG_CHUNK as u64;
+            self.recovery.here.entry(process).or_default().begins = journal;
             return self.welcome(now, observer, process, journal);
         }
         let node = holders.remove(0);

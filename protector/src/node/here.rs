@@ -30,6 +30,8 @@ pub(super) struct Here {
     pub(super) incarnation: Option<Incarnation>,
     /// Where the journal ended that it was brought back with.
     pub(super) log_end: u64,
+    /// Where the journal of its program begins, if it has executed one here.
+    pub(super) begins: u64,
     /// Outgoing streams that the process has ended: where they end, and whether it has closed the connection.
     pub(super) finals: BTreeMap<StreamId, StreamEnd>,
     /// The address of the node where it was first launched, if that is another one.

@@ -334,6 +334,13 @@ impl JobLines {
     }
 
     fn handle_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
+        let newest = answers.iter().map(|answer| answer.newest).max().unwrap_or(0);
+        if newest > self.given {
+            // A home before has begun a line, and the first image of it came to its log after the nodes were asked which lines there are.
+            self.given = newest;
+            self.phase = Phase::Resting(now);
+            return Some(Step::GiveUp(self.line, newest));
+        }
         let has = ranks_of(answers);
         let lacks = answers.iter().flat_map(|answer| &answer.lacks).any(|rank| ranks.contains(rank) && !has.contains(rank));
         if ranks.is_empty() || is_void(answers) {
@@ -461,6 +468,16 @@ mod tests {
             lines.is_under_way() && lines.poll_timeout().is_some_and(|at| at > INTERVAL * 9),
             "it is not asked at once again"
         );
+    }
+
+    #[test]
+    fn a_line_of_the_home_before_that_comes_to_a_log_late_is_given_up() {
+        let mut lines = begun(INTERVAL);
+        let promise = asking(&mut lines);
+        let late = LineAnswer { newest: 4, ..has([0]) };
+        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[late, has([1])]), &ranks(2)), Some(Step::GiveUp(1, 4)));
+        assert!(matches!(lines.poll(INTERVAL, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
+        assert_eq!(lines.newest(), 4, "no later line has its number");
     }
 
     #[test]

@@ -384,6 +384,11 @@ impl Node {
         self.lines.remembered.get(&job).map_or(0, |known| known.complete)
     }
 
+    /// Where the lines of all jobs stand (for a failing seed's report).
+    pub fn standing_of_lines(&self) -> String {
+        format!("{:?}", self.lines)
+    }
+
     // ---- at a host
 
     /// A process of this node has come to its end.

@@ -430,7 +430,7 @@ impl Node {
         // all of them.
         let hosts = self.hosts.values().filter_map(Host::poll_timeout).min();
         let gathers = self.gathers.values().map(|g| g.deadline).min();
-        let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next).min();
+        let schedules = self.observers.processes.values().filter_map(|p| p.schedule.poll_timeout()).min();
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline).min();
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         let ends = [

@@ -93,6 +93,11 @@ impl Images {
         self.incoming.as_mut().filter(|image| image.number == number)
     }
 
+    /// The newest image that is on its way here, as far as that is known.
+    pub(super) fn newest_under_way(&self) -> Option<u64> {
+        self.announced.max(self.incoming.as_ref().map(|image| image.number))
+    }
+
     /// Whether a restart could use this image, after those that are committed.
     pub(super) fn fits(&self, image: &Image) -> bool {
         match image.parent {

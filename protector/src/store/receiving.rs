@@ -9,12 +9,15 @@ use super::types::{File, Notice, Output, Speaker, StoreError};
 
 impl Store {
     pub(super) fn begin_image(&mut self, id: ProcessId, image: Image) {
-        if let Some(old) = self.processes.get(&id).and_then(|process| process.images.incoming.as_ref()).map(|old| old.number) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        // The connections of two images are not in order: one that its process has given up may come here after the next one.
+        let is_late = process.images.newest_under_way().is_some_and(|newest| newest > image.number);
+        process.images.announced.take_if(|_| !is_late);
+        if let Some(old) = process.images.incoming.as_ref().map(|old| old.number).filter(|_| !is_late) {
             self.abandon(id, old);
         }
-        let is_given_up = self.is_given_up(id, image.line);
+        let is_given_up = is_late || self.is_given_up(id, image.line);
         let Some(process) = self.processes.get_mut(&id) else { return };
-        process.images.announced = None;
         // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload.start;
         if process.images.fits(&image) && process.images.incoming.is_none() && has_log && !is_given_up {

@@ -233,6 +233,29 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
 }
 
 /// An observer that says that a stream has 2^64 bytes: what is held of it is not less than what came.
+/// Each image has a connection of its own, so one that its process has given up may begin here after the next one.
+#[test]
+fn an_image_that_was_given_up_and_comes_late_is_refused() {
+    for is_announced in [false, true] {
+        let mut store = begun(CONFIG);
+        let id = speaker(0).process;
+        if is_announced {
+            store.handle_message(speaker(0), &ToProtector::ImageUnderWay { image: 1 }).unwrap();
+        } else {
+            image(&mut store, 1, 0, &[]);
+        }
+        said(&mut store);
+        image(&mut store, 0, 0, &[]);
+        assert_eq!(said(&mut store), ["ImageRefused { image: 0 }"], "{is_announced}");
+        assert_eq!(store.awaits_image(id), is_announced);
+        if is_announced {
+            image(&mut store, 1, 0, &[]);
+        }
+        store.handle_verified(id, 1, true);
+        assert!(said(&mut store).iter().any(|said| said.starts_with("Committed { image: 1")));
+    }
+}
+
 #[test]
 fn a_stream_that_ends_where_numbers_do_is_held() {
     let (mut store, last) = (begun(CONFIG), u64::MAX - 1);

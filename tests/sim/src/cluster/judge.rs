@@ -136,7 +136,8 @@ impl World {
         let mut text = self.plan.to_string();
         for (at, machine) in self.machines.iter().enumerate() {
             let view = machine.node.as_ref().and_then(|node| node.view()).map(|view| (view.number, view.members.len()));
-            text += &format!("n{}: on: {}, view and members: {view:?}\n", at + 1, machine.power);
+            let lines = machine.node.as_ref().map(|node| node.standing_of_lines());
+            text += &format!("n{}: on: {}, view and members: {view:?}, {lines:?}\n", at + 1, machine.power);
         }
         for (pid, process) in self.processes.iter().enumerate() {
             let lib = process.lib.as_ref().map(|lib| lib.standing());

@@ -205,7 +205,7 @@ impl Lib {
             self.program.standing(),
             observer.gate(),
             observer.outbox().used(),
-            (&self.links, &self.sockets, &self.calls),
+            (&self.images, &self.links, &self.sockets, &self.calls),
             table.join("\n    ")
         )
     }

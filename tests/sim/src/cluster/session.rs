@@ -156,7 +156,7 @@ impl World {
             if self.drive_session(pid, |session, cx| session.handle_protector(cx, &message)).is_none() {
                 return;
             }
-            self.drive_images(pid, |images, _| _ = images.handle_protector(&message));
+            self.drive_images(pid, |images, cx| _ = images.handle_protector(cx.observer, &message));
         }
     }
 
