@@ -42,13 +42,12 @@ fn count_restarts(cluster: &Cluster, job: JobId) -> usize {
 }
 
 /// These nodes die at the same instant. How often the job has restarted from its beginning; its end is that of the undisturbed run.
-fn die_at_once(library: &Library, replicas: u8, nodes: &[&str], after: Duration) -> usize {
+fn die_at_once(library: &Library, cluster: Cluster, flags: &str, nodes: &[&str], after: Duration) -> usize {
     let command = rounds(library, ROUNDS);
-    let what = format!("{}, {replicas} replicas: {} die {after:.1?} after the first checkpoints", library.name, nodes.join(", "));
-    let cluster = cluster();
+    let what = format!("{}, {flags}: {} die {after:.1?} after the first checkpoints", library.name, nodes.join(", "));
     let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
-    let job = start(library, &cluster, &format!("{FLAGS} --replicas {replicas}"), &command);
+    let job = start(library, &cluster, flags, &command);
     let id = first_checkpoints(&mut events, RANKS);
     assert!(!job.ends_within(after), "{what}: the job is too short");
     nodes.iter().for_each(|node| cluster.kill(node));
@@ -67,7 +66,8 @@ fn nodes_that_do_not_protect_each_other_die_at_once() {
     for nodes in sample(&[["n2", "n4"], ["n3", "n5"], ["n2", "n5"]], 1, &mut random) {
         for _ in 0..if is_long() { 10 } else { 1 } {
             let after = Duration::from_millis(random.below(1_000) as u64);
-            assert_eq!(die_at_once(any_library(&mut random), 1, &nodes, after), 0, "{nodes:?}: nothing was lost");
+            let restarts = die_at_once(any_library(&mut random), cluster(), FLAGS, &nodes, after);
+            assert_eq!(restarts, 0, "{nodes:?}: nothing was lost");
         }
     }
 }
@@ -79,8 +79,27 @@ fn with_two_replicas_a_node_and_its_protector_die_at_once() {
     for nodes in sample(&[["n2", "n3"], ["n3", "n4"], ["n4", "n5"]], 1, &mut random) {
         for _ in 0..if is_long() { 10 } else { 1 } {
             let after = Duration::from_millis(random.below(1_000) as u64);
-            assert_eq!(die_at_once(any_library(&mut random), 2, &nodes, after), 0, "{nodes:?}: nothing was lost");
+            let restarts = die_at_once(any_library(&mut random), cluster(), &format!("{FLAGS} --replicas 2"), &nodes, after);
+            assert_eq!(restarts, 0, "{nodes:?}: nothing was lost");
         }
+    }
+}
+
+/// Eight nodes and three spares. Each rank is on a node whose protector has no rank, so any of these nodes may die together: two, three, or all of them.
+#[test]
+fn most_nodes_of_a_job_die_at_once() {
+    const HOSTS: [&str; RANKS] = ["n2", "n4", "n6", "n8"];
+    let mut random = Random::from_environment();
+    let flags = format!("--nodes {} --protect on --ckpt-interval 0.3", HOSTS.join(","));
+    for _ in 0..if is_long() { 100 } else { 1 } {
+        let mut nodes = HOSTS.to_vec();
+        for _ in 0..random.below(RANKS - 1) {
+            nodes.remove(random.below(nodes.len()));
+        }
+        let (cluster, after) =
+            (Setup::new(Kind::Logical, 8).spares(3).start(), Duration::from_millis(random.below(1_000) as u64));
+        let restarts = die_at_once(any_library(&mut random), cluster, &flags, &nodes, after);
+        assert_eq!(restarts, 0, "{nodes:?}: nothing was lost");
     }
 }
 
