@@ -78,8 +78,12 @@ impl Target {
         Ok(saved)
     }
 
-    /// As [`nudge`](super::nudge) does.
+    /// As [`nudge`](super::nudge) does. A process that has not taken our last signal yet, for it is stopped, finds all that there is when it does: queued signals are counted for all
+    /// processes of a user.
     pub fn nudge(&self) -> Result<(), ControlError> {
+        if is_pending(self.pid).map_err(unreachable(self.pid))? {
+            return Ok(());
+        }
         self.queue(u64::from(NUDGE) << 32, [0; 2])
     }
 
@@ -147,9 +151,19 @@ pub(super) fn has_library(pid: i32) -> io::Result<bool> {
     if !crate::maps::lines(&maps).any(|line| line.starts_with(state.as_bytes())) {
         return Ok(false);
     }
+    has_signal(pid, b"SigCgt:")
+}
+
+/// Whether our signal waits for the process. One that waits for a single thread is glibc's.
+fn is_pending(pid: i32) -> io::Result<bool> {
+    has_signal(pid, b"ShdPnd:")
+}
+
+/// Whether our signal is in this set of the process.
+fn has_signal(pid: i32, set: &[u8]) -> io::Result<bool> {
     let status = std::fs::read(format!("/proc/{pid}/status"))?;
-    let caught = crate::maps::field(&status, b"SigCgt:").map_or(0, |mask| crate::maps::hex(mask).0);
-    Ok(caught >> (SIGNAL - 1) & 1 == 1)
+    let mask = crate::maps::field(&status, set).map_or(0, |mask| crate::maps::hex(mask).0);
+    Ok(mask >> (SIGNAL - 1) & 1 == 1)
 }
 
 /// A socket with a name that no other process can know before it is there, and its number. Then every process can.

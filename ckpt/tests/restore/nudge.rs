@@ -123,6 +123,28 @@ fn what_is_asked_during_a_checkpoint_is_done_after_it() {
     assert_eq!(lines(place, "saved"), ["saved", "saved"]);
 }
 
+/// A process that is stopped for a day is nudged often. What is queued is counted for all processes of its user.
+#[test]
+fn a_stopped_process_has_one_nudge_at_most() {
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path();
+    let mut process = start(place);
+    let pid = process.pid();
+    fs::write(place.join("not-now"), "").unwrap();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+    let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let queued =
+        || status().lines().find_map(|line| line.strip_prefix("SigQ:")?.trim().split('/').next()?.parse::<u64>().ok()).unwrap();
+    signal("-STOP");
+    process.until("is stopped", || status().contains("State:\tT"));
+    let before = queued();
+    (0..1000).for_each(|_| control::nudge(pid).unwrap());
+    // Other tests of this user have signals, too.
+    assert!(queued() < before + 500, "{} signals are queued, {before} before", queued());
+    signal("-CONT");
+    process.until("is asked", || lines(place, "asked").len() == 2);
+}
+
 #[test]
 fn a_process_without_the_library_is_not_nudged() {
     let process = Process::start("sleep", Command::new("sleep").arg("60"));
