@@ -65,7 +65,17 @@ static void is_under_way(int fd, const struct sockaddr_in *to)
     EXPECT(pending_error(fd), 0);
 }
 
-/* The server answers what each client of a listener sends, in the order in which they come: a number, and the same number mixed. It waits for the end of none before all have their answers. */
+/* The server answers a number with the same number mixed. */
+static void answer_one(int fd, uint64_t *sum)
+{
+    uint64_t number;
+    recv_whole(fd, &number, sizeof number);
+    *sum += number;
+    number = mix(number);
+    send_whole(fd, &number, sizeof number);
+}
+
+/* The server answers what each client of a listener sends, in the order in which they come. It waits for the end of none before all have their answers. */
 static void answer(int own, int clients, uint64_t *sum)
 {
     int fds[CALLS];
@@ -73,11 +83,7 @@ static void answer(int own, int clients, uint64_t *sum)
     for (int i = 0; i < clients; i++) {
         CHECK(await(own, POLLIN) & POLLIN);
         fds[i] = MUST(accept(own, NULL, NULL));
-        uint64_t number;
-        recv_whole(fds[i], &number, sizeof number);
-        *sum += number;
-        number = mix(number);
-        send_whole(fds[i], &number, sizeof number);
+        answer_one(fds[i], sum);
     }
     for (int i = 0; i < clients; i++) {
         expect_end(fds[i]);
@@ -238,11 +244,7 @@ static void busy_client(void)
             poll_once(own, POLLIN, 10);
         }
         for (int i = 0; i < count; i++) {
-            uint64_t number;
-            recv_whole(fds[i], &number, sizeof number);
-            sum += number;
-            number = mix(number);
-            send_whole(fds[i], &number, sizeof number);
+            answer_one(fds[i], &sum);
             expect_end(fds[i]);
             EXPECT(close(fds[i]), 0);
         }

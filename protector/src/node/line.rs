@@ -111,6 +111,11 @@ fn ranks_of(answers: &[LineAnswer]) -> BTreeSet<Rank> {
     answers.iter().flat_map(|answer| &answer.has).map(|(rank, _)| *rank).collect()
 }
 
+/// The highest of such numbers in the answers.
+fn most(answers: &[LineAnswer], of: fn(&LineAnswer) -> u64) -> u64 {
+    answers.iter().map(of).max().unwrap_or(0)
+}
+
 impl JobLines {
     /// Of a job whose home begins, with the first line then.
     pub(super) fn new(next: Option<Duration>) -> Self {
@@ -320,9 +325,8 @@ impl JobLines {
 
     /// A line that some node remembers has all its images: it is brought to its end. If none does the home before cannot have released anything.
     fn handle_lines(&mut self, now: Duration, answers: &[LineAnswer]) -> Option<Step> {
-        let most = |of: fn(&LineAnswer) -> u64| answers.iter().map(of).max().unwrap_or(0);
-        let recorded = most(|answer| answer.recorded);
-        self.given = most(|answer| answer.newest).max(recorded);
+        let recorded = most(answers, |answer| answer.recorded);
+        self.given = most(answers, |answer| answer.newest).max(recorded);
         if recorded > 0 {
             self.line = recorded;
             self.phase = Phase::Resting(now);
@@ -334,7 +338,7 @@ impl JobLines {
     }
 
     fn handle_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
-        let newest = answers.iter().map(|answer| answer.newest).max().unwrap_or(0);
+        let newest = most(answers, |answer| answer.newest);
         if newest > self.given {
             // A home before has begun a line, and the first image of it came to its log after the nodes were asked which lines there are.
             self.given = newest;

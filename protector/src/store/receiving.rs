@@ -10,13 +10,15 @@ use super::types::{File, Notice, Output, Speaker, StoreError};
 impl Store {
     pub(super) fn begin_image(&mut self, id: ProcessId, image: Image) {
         let Some(process) = self.processes.get_mut(&id) else { return };
-        // The connections of two images are not in order: one that its process has given up may come here after the next one.
-        let is_late = process.images.newest_under_way().is_some_and(|newest| newest > image.number);
-        process.images.announced.take_if(|_| !is_late);
-        if let Some(old) = process.images.incoming.as_ref().map(|old| old.number).filter(|_| !is_late) {
+        if process.images.newest_under_way().is_some_and(|newest| newest > image.number) {
+            // The connections of two images are not in order: one that its process has given up may come here after the next one.
+            return self.tell_refused(id, image.number);
+        }
+        process.images.announced = None;
+        if let Some(old) = process.images.incoming.as_ref().map(|old| old.number) {
             self.abandon(id, old);
         }
-        let is_given_up = is_late || self.is_given_up(id, image.line);
+        let is_given_up = self.is_given_up(id, image.line);
         let Some(process) = self.processes.get_mut(&id) else { return };
         // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload.start;
@@ -26,9 +28,15 @@ impl Store {
             process.images.incoming = Some(image);
             process.images.wanted = false;
         } else {
-            let to = Speaker { process: id, incarnation: process.incarnation };
-            self.send(to, &FromProtector::ImageRefused { image: image.number });
+            self.tell_refused(id, image.number);
         }
+    }
+
+    /// Tells a process that this image of it is not taken, or not kept.
+    fn tell_refused(&mut self, id: ProcessId, image: u64) {
+        let Some(process) = self.processes.get(&id) else { return };
+        let to = Speaker { process: id, incarnation: process.incarnation };
+        self.send(to, &FromProtector::ImageRefused { image });
     }
 
     /// The process has this image under way. If it is not here, it is about to begin, or its connection broke. If it is whole, and waits for its recovery line, that is told once more: the
@@ -52,8 +60,7 @@ impl Store {
     pub fn refuse_announced(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         if let Some(image) = process.images.announced.take() {
-            let to = Speaker { process: id, incarnation: process.incarnation };
-            self.send(to, &FromProtector::ImageRefused { image });
+            self.tell_refused(id, image);
         }
     }
 
@@ -93,8 +100,7 @@ impl Store {
                 process.in_memory -= image.content.in_memory();
                 self.outputs.push_back(Output::Delete(File::Image(id, number)));
             }
-            let to = Speaker { process: id, incarnation: process.incarnation };
-            self.send(to, &FromProtector::ImageRefused { image: number });
+            self.tell_refused(id, number);
             self.note(notice);
         }
     }

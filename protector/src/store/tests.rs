@@ -232,7 +232,6 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
     assert!(!store.has_image(id), "it was given up for another");
 }
 
-/// An observer that says that a stream has 2^64 bytes: what is held of it is not less than what came.
 /// Each image has a connection of its own, so one that its process has given up may begin here after the next one.
 #[test]
 fn an_image_that_was_given_up_and_comes_late_is_refused() {
@@ -256,6 +255,7 @@ fn an_image_that_was_given_up_and_comes_late_is_refused() {
     }
 }
 
+/// An observer that says that a stream has 2^64 bytes: what is held of it is not less than what came.
 #[test]
 fn a_stream_that_ends_where_numbers_do_is_held() {
     let (mut store, last) = (begun(CONFIG), u64::MAX - 1);
