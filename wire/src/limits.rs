@@ -12,6 +12,8 @@ pub const MOST_OUTBOX: u64 = 16 << 30;
 pub const OUTBOX: u64 = 64 << 20;
 /// Most members that a view may have.
 pub const MEMBERS: usize = 16_384;
+/// Changes of views that a member remembers, for members that have fallen behind: they fit in a [`PEER_FRAME`].
+pub const REMEMBERED_CHANGES: usize = 2 * MEMBERS;
 /// Former members that a view remembers.
 pub const DEPARTED: usize = 1_024;
 /// Most ranks that one job may have.

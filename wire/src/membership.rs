@@ -330,9 +330,14 @@ pub enum MembershipBody {
         /// The root of the tree by which this spreads: an index into the members of the new view.
         root: u32,
     },
-    /// The sender's view, whole: to joiners, and to members that have fallen behind.
+    /// The sender's view, whole: to joiners, and to nodes that are no members of it any more.
     Newest(View),
-    /// If the receiver's view is newer than the sender's: please send it. If it is older, the receiver asks in turn.
+    /// How the sender's view came about: the changes that led to it and to each of the views before it, oldest first. To members that
+    /// have fallen behind. At most [`limits::REMEMBERED_CHANGES`], and more only if they are those of one view.
+    Steps(Vec<Vec<Change>>),
+    /// The sender cannot say how its view came of the receiver's, which is older.
+    Forgotten,
+    /// If the receiver's view is newer than the sender's: please say how it came about. If it is older, the receiver asks in turn.
     Ask,
     /// Please find out whether this member answers.
     ProbeRequest(NodeId),

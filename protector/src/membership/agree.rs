@@ -166,7 +166,7 @@ impl Membership {
         let behind = self.view().is_some_and(|mine| view < mine.number);
         let joins = changes.iter().any(|change| matches!(change, Change::Join(joiner) if joiner.id == *from));
         if behind && !joins {
-            self.tell_newest(from);
+            self.tell_newest(from, view);
         }
         for change in changes {
             match change {

@@ -65,7 +65,7 @@ impl Membership {
         if founding.asked.len() >= founding.needed && founding.ruled_out <= now {
             self.founding = None;
             let view = View::founded_by(self.me.clone());
-            self.adopt(self.views.whole(view));
+            self.adopt_first(self.views.whole(view));
         }
     }
 }

@@ -6,8 +6,8 @@
 //! View `v + 1` is decided by single-decree Paxos among the members of view `v` (a majority of them). A daemon that restarts has
 //! another boot and is another member, so acceptors may live in memory. What is agreed on are the [`Change`]s, and every acceptor
 //! computes the view from them ([`View::next`]). All consensus messages carry the sender's view number and are about the view
-//! after it. A member that is behind is told the newest view instead of being answered, so an instance is never entered twice. A
-//! newer view is always adopted, also across a gap.
+//! after it. A member that is behind is told how the newest view came about instead of being answered, so an instance is never
+//! entered twice. It passes every view between, because what it does about a loss depends on the view that has it ([`steps`]).
 //!
 //! *Leader*: the first member that this one does not suspect and that is not leaving. The others send it their changes, and again
 //! by a timer until a view holds them. It puts all changes that it knows into one view. This is only for liveness: ballots keep
@@ -18,7 +18,7 @@
 //! when the cut heals before a view is decided, no member is removed for having been cut off. A suspect that answers phase 1 is
 //! also not dead.
 //!
-//! *Spreading*: a decision goes down a tree of fan-out [`FAN_OUT`] over the members that stay, rooted at the decider. Each of
+//! *Spreading*: a decision goes down a tree of fan-out [`Timing::fan_out`] over the members that stay, rooted at the decider. Each of
 //! them also sends the whole view to its share of the joiners, and the decider tells the departed. Anti-entropy makes good what
 //! is lost on the way: heartbeats carry the view number, and every member compares it with a random member every few seconds,
 //! which it suspects if there is no answer.
@@ -58,6 +58,7 @@ pub mod ring;
 mod sim;
 #[cfg(test)]
 mod sim_tests;
+mod steps;
 mod timing;
 mod views;
 
@@ -71,23 +72,24 @@ use detect::{Probing, Suspicion, Watched};
 use found::Founding;
 use radic_wire::ids::NodeId;
 use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, View};
+use steps::Steps;
 use views::Known;
 
 use crate::random::Random;
 
 pub use detect::Evidence;
-pub use output::{MembershipEvent, Output, Peer, Reason};
+pub use output::{Loss, MembershipEvent, Output, Peer, Reason};
 pub use timing::Timing;
 pub use views::Views;
 
-/// Children of a node in the tree by which a decision spreads.
-pub const FAN_OUT: usize = 8;
 /// Members that a watcher asks about a suspect.
 pub const WITNESSES: usize = 3;
 /// Ring members before a dead one that are probed at once.
 pub const CHAIN: usize = 4;
 /// Seeds that a joiner asks in one go; the next ones are asked the next time.
 pub const SEEDS: usize = 3;
+/// Members that may have forgotten how a newer view came about before this one gives up following.
+pub const FORGOTTEN: usize = 64;
 /// Time between a joiner's requests.
 pub const JOIN_RETRY: Duration = Duration::from_millis(500);
 
@@ -105,7 +107,7 @@ struct Roster {
 }
 
 impl Roster {
-    fn new(Known { view, index }: Known, me: &NodeId, since: Duration) -> Option<Roster> {
+    fn new(Known { view, index, .. }: Known, me: &NodeId, since: Duration) -> Option<Roster> {
         let mine = *index.get(me)?;
         let watcher = ring::watcher_of(&view, me).map(peer);
         Some(Roster { view, index, mine, watcher, since })
@@ -134,6 +136,8 @@ pub struct Membership {
     ended: bool,
     outputs: VecDeque<Output>,
     views: Views,
+    /// How the views came about that this member has passed.
+    steps: Steps,
     /// None until this protector has joined.
     roster: Option<Roster>,
     seeds: Vec<SocketAddr>,
@@ -142,6 +146,8 @@ pub struct Membership {
     leaving: bool,
     /// A member that is known to have a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
+    /// How often the question how a newer view came about was in vain.
+    forgotten: usize,
     /// The last proposal that came before the view it is about, with that view's number.
     early: Option<(NodeId, u64, MembershipBody)>,
 
@@ -174,7 +180,7 @@ impl Membership {
     pub fn bootstrap(now: Duration, me: Member, timing: Timing, seed: u64) -> Membership {
         let view = View::founded_by(me.clone());
         let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
-        machine.adopt(machine.views.whole(view));
+        machine.adopt_first(machine.views.whole(view));
         machine
     }
 
@@ -183,7 +189,7 @@ impl Membership {
     pub fn member_of(now: Duration, me: Member, view: &Arc<View>, views: &Views, timing: Timing, seed: u64) -> Membership {
         let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
         machine.views = views.clone();
-        machine.adopt(views.shared(view));
+        machine.adopt_first(views.shared(view));
         // They did not all begin in one moment.
         machine.next_heartbeat = now + machine.random.duration(machine.timing.heartbeat);
         machine.next_gossip = now + machine.random.duration(machine.timing.silence() * 5);
@@ -211,12 +217,14 @@ impl Membership {
             ended: false,
             outputs: VecDeque::new(),
             views: Views::default(),
+            steps: Steps::default(),
             roster: None,
             seeds,
             next_join: now,
             founding: None,
             leaving: false,
             behind: None,
+            forgotten: 0,
             early: None,
             next_heartbeat: now,
             next_gossip: now,
@@ -296,7 +304,7 @@ impl Membership {
             // A view on its way down the tree need not be sent twice.
             let settled = self.now.saturating_sub(roster.since) >= self.timing.heartbeat / 2;
             if view < roster.view.number && settled {
-                self.tell_newest(&from);
+                self.tell_newest(&from, view);
             } else if view > roster.view.number {
                 self.fall_behind(from);
             }
@@ -397,6 +405,8 @@ impl Membership {
         let MembershipMessage { cluster, view, body } = message;
         match body {
             MembershipBody::Newest(newest) => return self.on_newest(from, newest),
+            MembershipBody::Steps(steps) => return self.on_steps(from, view, &steps),
+            MembershipBody::Forgotten => return self.on_forgotten(view),
             MembershipBody::Decided { changes, root } => return self.on_decided(from, view, &changes, root as usize),
             MembershipBody::Refused(refusal) if self.roster.is_none() => {
                 self.rule_out_founding();
@@ -427,7 +437,7 @@ impl Membership {
             MembershipBody::Ask | MembershipBody::Prepare(_) | MembershipBody::Accept(_) | MembershipBody::ProbeRequest(_)
                 if view < mine =>
             {
-                self.tell_newest(from)
+                self.tell_newest(from, view)
             }
             body if is_member && view == mine => self.on_consensus(from, body),
             // An answer that comes after the decision, or a message of a node that only a newer view makes a member.
@@ -451,14 +461,15 @@ impl Membership {
         }
     }
 
+    /// The whole view of a member. A joiner adopts it. A member does only if it is in it no more: it passes every view else.
     fn on_newest(&mut self, from: &NodeId, view: View) {
         if let Err(e) = view.check() {
             return self.bad_message(from.clone(), e.to_string());
         }
+        let is_mine = view.get(&self.me.id).is_some();
         let Some(roster) = &self.roster else {
-            let concerns_me = view.get(&self.me.id).is_some() || view.departure(&self.me.id).is_some();
-            if concerns_me {
-                self.adopt(self.views.whole(view));
+            if is_mine || view.departure(&self.me.id).is_some() {
+                self.adopt_first(self.views.whole(view));
             }
             return;
         };
@@ -467,8 +478,41 @@ impl Membership {
         }
         let mine = roster.view.number;
         assert!(view.number != mine || view == *roster.view, "two views are numbered {mine}: {view:?} and {:?}", roster.view);
-        if view.number > mine {
-            self.adopt(self.views.whole(view));
+        match (view.number > mine, is_mine) {
+            (true, true) => self.fall_behind(from.clone()),
+            (true, false) => self.adopt_first(self.views.whole(view)),
+            (false, _) => {}
+        }
+    }
+
+    /// The steps that led to view `number`.
+    fn on_steps(&mut self, from: &NodeId, number: u64, steps: &[Vec<Change>]) {
+        let Some(roster) = &self.roster else { return self.fall_behind(from.clone()) };
+        let mine = roster.view.number;
+        // Another member may have told of some of them meanwhile.
+        let missed = usize::try_from(number.saturating_sub(mine)).unwrap_or(usize::MAX);
+        let Some(known) = steps.len().checked_sub(missed) else { return self.fall_behind(from.clone()) };
+        let mut way: Vec<Known> = Vec::new();
+        for changes in &steps[known..] {
+            let before = way.last().map_or(&roster.view, |known| &known.view);
+            match self.views.next(before, changes) {
+                Ok(known) => way.push(known),
+                Err(e) => return self.bad_message(from.clone(), format!("decided changes do not fit: {e}")),
+            }
+        }
+        self.adopt(way);
+    }
+
+    /// A member does not remember how its view, which is newer, came of the one here. Others may: the first ones of the view have
+    /// been members for longest.
+    fn on_forgotten(&mut self, number: u64) {
+        let Some(roster) = self.roster.as_ref().filter(|roster| roster.view.number < number) else { return };
+        let mut others = roster.view.members.iter().map(|member| &member.id).filter(|id| **id != self.me.id).cycle();
+        let oldest = others.nth(self.forgotten).cloned();
+        self.forgotten += 1;
+        match oldest.filter(|_| self.forgotten <= FORGOTTEN) {
+            Some(oldest) => self.fall_behind(oldest),
+            None => self.end(Output::Outrun { number }),
         }
     }
 
@@ -495,7 +539,7 @@ impl Membership {
         let to_next = MembershipBody::Decided { changes: changes.to_vec(), root: root as u32 };
         let (children, joiners) = match place {
             Some(place) if root < survivors => (
-                ring::children(place, root, survivors).map(|i| peer(&view.members[i])).collect(),
+                ring::children(place, root, survivors, self.timing.fan_out).map(|i| peer(&view.members[i])).collect(),
                 (survivors + place..view.members.len()).step_by(survivors).map(|i| peer(&view.members[i])).collect(),
             ),
             _ => (Vec::new(), Vec::new()),
@@ -505,24 +549,41 @@ impl Membership {
         if let Some(whole) = whole {
             self.say_as(view, joiners, MembershipBody::Newest(whole));
         }
-        self.adopt(known);
+        self.adopt(vec![known]);
     }
 
-    /// Makes this the view. It is newer than the one before.
-    fn adopt(&mut self, known: Known) {
-        let new = known.view.clone();
-        let old = self.roster.take();
-        if let Some(old) = &old {
-            assert!(new.number > old.view.number && new.cluster == old.view.cluster, "{new:?} after {:?}", old.view);
+    /// Makes the last of these the view. Each comes of the one before, and the first of the present view.
+    fn adopt(&mut self, way: Vec<Known>) {
+        let Some(Roster { view, index, .. }) = self.roster.as_ref() else { return };
+        let mut before = Known { view: view.clone(), index: index.clone(), why: Arc::new([]) };
+        let (old, mut joined, mut losses) = (view.clone(), Vec::new(), Vec::new());
+        for after in way {
+            assert!(after.view.number == before.view.number + 1, "{:?} after {:?}", after.view, before.view);
+            joined.extend(after.why.iter().filter(|change| matches!(change, Change::Join(_))).map(|change| change.id().clone()));
+            losses.extend(steps::losses(&before, &after));
+            self.steps.push(after.why.clone());
+            before = after;
         }
-        let why = changes_between(old.as_ref(), &new, &self.me);
+        if before.view.number > old.number {
+            self.take_seat(Some(old), before, joined, losses);
+        }
+    }
+
+    /// Makes this the view without any before it: this member joins, or it is a member no more.
+    fn adopt_first(&mut self, known: Known) {
+        let members = known.view.members.iter().map(|member| member.id.clone()).collect();
+        self.take_seat(None, known, members, Vec::new());
+    }
+
+    fn take_seat(&mut self, old: Option<Arc<View>>, known: Known, joined: Vec<NodeId>, losses: Vec<Loss>) {
+        let new = known.view.clone();
         self.roster = Roster::new(known, &self.me.id, self.now);
         if self.roster.is_none() {
             let left = new.departure(&self.me.id) == Some(Departure::Left);
             return self.end(if left { Output::Left } else { Output::Excluded { view: new } });
         }
-        self.outputs.push_back(Output::ViewChanged { old: old.map(|old| old.view), new, why });
-        self.behind = None;
+        self.outputs.push_back(Output::ViewChanged { old, new, joined, losses });
+        (self.behind, self.forgotten) = (None, 0);
         self.thaw();
         self.acceptor = Acceptor::default();
         self.proposer = Proposer::default();
@@ -566,12 +627,16 @@ impl Membership {
         }
     }
 
-    fn tell_newest(&mut self, to: &NodeId) {
-        if let Some(roster) = &self.roster {
-            let body = MembershipBody::Newest(View::clone(&roster.view));
-            let to = self.peer_of(to);
-            self.say(vec![to], body);
-        }
+    /// Tells a node whose view has the number `theirs` of the view here, which is newer.
+    fn tell_newest(&mut self, to: &NodeId, theirs: u64) {
+        let Some(roster) = &self.roster else { return };
+        let body = if theirs == 0 || !roster.index.contains_key(to) {
+            MembershipBody::Newest(View::clone(&roster.view))
+        } else {
+            self.steps.since(theirs, roster.view.number).map_or(MembershipBody::Forgotten, MembershipBody::Steps)
+        };
+        let to = self.peer_of(to);
+        self.say(vec![to], body);
     }
 
     fn peer_of(&self, id: &NodeId) -> Peer {
@@ -606,21 +671,4 @@ impl Membership {
     fn bad_message(&mut self, from: NodeId, what: String) {
         self.event(MembershipEvent::BadMessage { from, what });
     }
-}
-
-/// The changes between two views that need not follow each other. Members that stay keep their order, and joiners come last.
-fn changes_between(old: Option<&Roster>, new: &View, me: &Member) -> Vec<Change> {
-    let Some(old) = old else { return vec![Change::Join(me.clone())] };
-    let mut rest = new.members.iter().peekable();
-    let mut changes = Vec::new();
-    for id in old.view.members.iter().map(|member| &member.id) {
-        if rest.next_if(|member| member.id == *id).is_none() {
-            changes.push(match new.departure(id) {
-                Some(Departure::Left) => Change::Leave(id.clone()),
-                Some(Departure::Died) | None => Change::Dead(id.clone()),
-            });
-        }
-    }
-    changes.extend(rest.cloned().map(Change::Join));
-    changes
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::ids::NodeId;
-use radic_wire::membership::{Change, MembershipMessage, Refusal, View};
+use radic_wire::membership::{Departure, Member, MembershipMessage, Refusal, View};
 
 use super::Evidence;
 
@@ -83,6 +83,19 @@ pub enum MembershipEvent {
     },
 }
 
+/// A member that is gone. Where its ranks go depends on both views, so all members are told of each loss with the same two.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loss {
+    /// The last view with it.
+    pub before: Arc<View>,
+    /// The view that follows.
+    pub after: Arc<View>,
+    /// The member.
+    pub member: Member,
+    /// How it ceased to be one.
+    pub how: Departure,
+}
+
 /// What the driver is to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
@@ -122,8 +135,10 @@ pub enum Output {
         old: Option<Arc<View>>,
         /// The view.
         new: Arc<View>,
-        /// The difference, removals first. If this is the first view: that this member joined.
-        why: Vec<Change>,
+        /// The members that have joined since the view before, also those that are gone again. If this is the first view: all members.
+        joined: Vec<NodeId>,
+        /// The members that are gone since, also those that this member never knew, in the order in which the views lost them.
+        losses: Vec<Loss>,
     },
     /// A joiner cannot join now, and keeps asking.
     Refused(Refusal),
@@ -131,6 +146,12 @@ pub enum Output {
     Excluded {
         /// The view that says so.
         view: Arc<View>,
+    },
+    /// This member has missed more views than any other member remembers: the driver must kill its ranks and end. The machine does
+    /// nothing any more.
+    Outrun {
+        /// The newest view that it knows of.
+        number: u64,
     },
     /// This member has left as it asked. The machine does nothing any more.
     Left,

@@ -3,8 +3,6 @@
 use radic_wire::ids::NodeId;
 use radic_wire::membership::{Member, Role, View};
 
-use super::FAN_OUT;
-
 /// The watcher of `id`. For a ring member it is the next one, its protector; for spare number `k` it is ring member `k` modulo
 /// the ring's length. A ring of one is watched by the first spare, and spares without any ring watch each other as a ring. A
 /// witness counts as a spare here: it hosts nothing, but keeps the log of a node that is alone.
@@ -51,12 +49,13 @@ pub fn before<'a>(view: &'a View, id: &NodeId, count: usize) -> Vec<&'a Member> 
     found
 }
 
-/// The members that the member at `place` tells of a decision, in a tree over members `0..count` rooted at `root`.
-pub fn children(place: usize, root: usize, count: usize) -> impl Iterator<Item = usize> {
+/// The members that the member at `place` tells of a decision, in a tree over members `0..count` rooted at `root`, where each
+/// member tells `fan_out` others.
+pub fn children(place: usize, root: usize, count: usize, fan_out: usize) -> impl Iterator<Item = usize> {
     assert!(place < count && root < count, "a place in the tree: {place}, {root}, {count}");
     let relative = (place + count - root) % count;
-    let first = relative * FAN_OUT + 1;
-    (first..(first + FAN_OUT).min(count.max(first))).map(move |child| (child + root) % count)
+    let first = relative * fan_out + 1;
+    (first..(first + fan_out).min(count.max(first))).map(move |child| (child + root) % count)
 }
 
 #[cfg(test)]
@@ -103,11 +102,12 @@ mod tests {
     #[test]
     fn the_tree_reaches_everybody_once() {
         for count in 1..200 {
-            for root in [0, count / 2, count - 1] {
+            for (root, fan_out) in [0, count / 2, count - 1].into_iter().flat_map(|root| [1, 2, 8].map(|fan_out| (root, fan_out)))
+            {
                 let mut reached = vec![root];
                 let mut next = 0;
                 while next < reached.len() {
-                    reached.extend(children(reached[next], root, count));
+                    reached.extend(children(reached[next], root, count, fan_out));
                     next += 1;
                 }
                 reached.sort_unstable();

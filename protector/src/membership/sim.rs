@@ -9,7 +9,7 @@ use std::time::Duration;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::membership::{Ballot, Change, Member, MembershipBody, MembershipMessage, Refusal, Role, View};
 
-use super::{Membership, MembershipEvent, Output, Peer, Timing};
+use super::{Loss, Membership, MembershipEvent, Output, Peer, Timing};
 use crate::random::Random;
 
 pub(super) const fn ms(ms: u64) -> Duration {
@@ -147,6 +147,17 @@ impl Checker {
         let back = view.members.iter().find(|member| self.gone.contains(&member.id));
         assert!(back.is_none(), "a departed member is back: {back:?}");
         self.views.insert(view.number, view.clone());
+    }
+
+    /// A member that comes from one view to the other is told of each loss between, with the views of that loss.
+    fn check_losses(&self, old: &View, new: &View, losses: &[Loss]) {
+        let steps = (old.number..new.number).map(|number| (&self.views[&number], &self.views[&(number + 1)]));
+        let lost = steps.flat_map(|(before, after)| {
+            let gone = before.members.iter().filter(|member| after.get(&member.id).is_none());
+            gone.map(|member| (before.number, after.number, &member.id))
+        });
+        let told = losses.iter().map(|loss| (loss.before.number, loss.after.number, &loss.member.id));
+        assert!(lost.clone().eq(told), "{:?}, but {losses:?}", lost.collect::<Vec<_>>());
     }
 
     fn check_majority(&self, id: &NodeId, before: &View, view: &View) {
@@ -475,8 +486,9 @@ impl Sim {
                 self.transmit(place, to, Event::Heartbeat { from: id, view });
             }
             Output::Probe { member } => self.probe(place, &member),
-            Output::ViewChanged { new, .. } => {
+            Output::ViewChanged { old, new, losses, .. } => {
                 self.checker.adopted(&id, &new);
+                self.checker.check_losses(old.as_ref().unwrap_or(&new), &new, &losses);
                 assert!(new.get(&id).is_some(), "{id:?} is not in its own view");
                 self.nodes[place].adopted.push((now, new.number));
             }
@@ -485,6 +497,7 @@ impl Sim {
                 self.nodes[place].excluded = true;
                 self.nodes[place].state = State::Ended;
             }
+            Output::Outrun { number } => panic!("{id:?} has missed more views than are remembered, up to {number}"),
             Output::Left => {
                 self.nodes[place].left = true;
                 self.nodes[place].state = State::Ended;
@@ -629,7 +642,7 @@ fn kind(body: &MembershipBody) -> &'static str {
         MembershipBody::Accepted(_) => "accepted",
         MembershipBody::Rejected { .. } => "rejected",
         MembershipBody::Decided { .. } => "decided",
-        MembershipBody::Newest(_) => "newest",
+        MembershipBody::Newest(_) | MembershipBody::Steps(_) | MembershipBody::Forgotten => "newest",
         MembershipBody::Ask => "ask",
         MembershipBody::ProbeRequest(_) => "probe request",
         MembershipBody::ProbeResult { .. } => "probe result",

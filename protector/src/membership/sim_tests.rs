@@ -570,6 +570,30 @@ fn a_member_to_which_a_link_is_lost_leaves_though_it_lives() {
 }
 
 #[test]
+fn a_member_that_missed_more_than_others_remember_ends() {
+    let mut sim = Sim::formed(17, 3);
+    let (cluster, number) = (sim.newest().cluster, sim.newest().number + 9);
+    let machine = &mut sim.nodes[0].machine;
+    let mut asked = Vec::new();
+    let ended = 'ended: loop {
+        let message = MembershipMessage { cluster: Some(cluster), view: number, body: MembershipBody::Forgotten };
+        machine.handle_message(sim.now, member(9, 1).id, message);
+        sim.now += machine.timing.ask();
+        machine.handle_timeout(sim.now);
+        while let Some(output) = machine.poll_output() {
+            match output {
+                Output::Send { to, message } if message.body == MembershipBody::Ask => asked.push(to[0].id.name.to_string()),
+                Output::Outrun { number } => break 'ended number,
+                _ => {}
+            }
+        }
+    };
+    assert_eq!(ended, number);
+    assert!(asked.len() >= super::FORGOTTEN, "{asked:?}");
+    assert_eq!(asked[..3], ["n1", "n2", "n1"], "each of the others is asked");
+}
+
+#[test]
 fn strangers_and_nonsense_change_nothing() {
     let mut sim = Sim::formed(15, 3);
     let mut other = Membership::bootstrap(sim.now, member(9, 9), Timing::default(), 1);
@@ -593,9 +617,11 @@ fn strangers_and_nonsense_change_nothing() {
         MembershipBody::Newest(super::View { number: 0, ..(*view).clone() }),
         MembershipBody::Newest(super::View { members: vec![], number: 99, ..(*view).clone() }),
     ];
-    for body in nonsense {
+    let steps = MembershipBody::Steps(vec![vec![], vec![Change::Dead(member(7, 1).id)]]);
+    let nonsense = nonsense.map(|body| (view.number, body)).into_iter().chain([(view.number + 2, steps)]);
+    for (number, body) in nonsense {
         let what = format!("{body:?}");
-        let message = MembershipMessage { cluster: Some(view.cluster), view: view.number, body };
+        let message = MembershipMessage { cluster: Some(view.cluster), view: number, body };
         let machine = &mut sim.nodes[0].machine;
         machine.handle_message(sim.now, member(1, 1).id, message);
         let outputs: Vec<Output> = std::iter::from_fn(|| machine.poll_output()).collect();

@@ -1,8 +1,8 @@
-//! The times that govern membership.
+//! The numbers that govern membership.
 
 use std::time::Duration;
 
-/// The times that govern membership.
+/// The numbers that govern membership: all but the last are times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
     /// Time between two heartbeats.
@@ -19,12 +19,14 @@ pub struct Timing {
     pub retry: Duration,
     /// Time within which a proposer must hear a majority.
     pub freeze: Duration,
+    /// Children of a node in the tree by which a decision spreads. All members must have the same.
+    pub fan_out: usize,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         let ms = Duration::from_millis;
-        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), answer: ms(1000), retry: ms(250), freeze: ms(500) }
+        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), answer: ms(1000), retry: ms(250), freeze: ms(500), fan_out: 8 }
     }
 }
 

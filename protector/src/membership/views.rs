@@ -18,19 +18,21 @@ const REMEMBERED: usize = 4;
 pub(super) struct Known {
     pub(super) view: Arc<View>,
     pub(super) index: Arc<BTreeMap<NodeId, usize>>,
+    /// The changes by which it came of the view before; none if it came whole.
+    pub(super) why: Arc<[Change]>,
 }
 
 impl Known {
     fn new(view: Arc<View>) -> Known {
         let index = view.members.iter().enumerate().map(|(i, member)| (member.id.clone(), i)).collect();
-        Known { view, index: Arc::new(index) }
+        Known { view, index: Arc::new(index), why: Arc::new([]) }
     }
 }
 
-/// A view that was computed: from which view and by which changes, unless it came whole.
+/// A view that was computed: from which view, unless it came whole.
 #[derive(Debug)]
 struct Remembered {
-    from: Option<(Arc<View>, Vec<Change>)>,
+    from: Option<Arc<View>>,
     known: Known,
 }
 
@@ -41,14 +43,16 @@ pub struct Views(Rc<RefCell<VecDeque<Remembered>>>);
 impl Views {
     /// The view that follows `view` when `changes` are made: [`View::next`].
     pub(super) fn next(&self, view: &Arc<View>, changes: &[Change]) -> Result<Known, BadView> {
-        let is_it = |from: &(Arc<View>, Vec<Change>)| Arc::ptr_eq(&from.0, view) && from.1 == changes;
-        if let Some(known) = self.find(|remembered| remembered.from.as_ref().is_some_and(is_it)) {
+        let is_from = |from: &Arc<View>| Arc::ptr_eq(from, view);
+        let is_it = |remembered: &Remembered| remembered.from.as_ref().is_some_and(is_from) && *remembered.known.why == *changes;
+        if let Some(known) = self.find(is_it) {
             return Ok(known);
         }
         let next = view.next(changes)?;
         // Another machine may have come to the same view by other steps, or was sent it whole.
         let known = self.find(|remembered| *remembered.known.view == next).unwrap_or_else(|| Known::new(Arc::new(next)));
-        self.remember(Remembered { from: Some((view.clone(), changes.to_vec())), known: known.clone() });
+        let known = Known { why: changes.into(), ..known };
+        self.remember(Remembered { from: Some(view.clone()), known: known.clone() });
         Ok(known)
     }
 

@@ -282,6 +282,11 @@ impl Node {
         self.hosts.get(&job).map(Host::epoch)
     }
 
+    /// The epoch of a job whose home is here and has not ended it.
+    pub fn epoch_at_home(&self, job: JobId) -> Option<Epoch> {
+        self.homes.get(&job).filter(|home| !home.is_over()).map(Home::epoch)
+    }
+
     /// Output that the home of a job, if it is here, keeps and no host keeps any more: the ranks, streams and bytes.
     pub fn kept_output(&self, job: JobId) -> Vec<(Rank, OutputStream, std::ops::Range<u64>)> {
         self.homes.get(&job).map_or_else(Vec::new, |home| home.kept().collect())

@@ -13,12 +13,12 @@ use std::time::Duration;
 use radic_wire::codec;
 use radic_wire::ids::{Incarnation, JobId, NodeId};
 use radic_wire::limits;
-use radic_wire::membership::Member;
 use radic_wire::peer::{PeerMessage, Query, Revival, ToHome};
 use serde_bytes::ByteBuf;
 
 use super::stores::StoreOrder;
 use super::{Node, Output};
+use crate::membership::Loss;
 
 /// Jobs that were resumed of which nothing is here any more, and whose lives are remembered.
 const KEPT: usize = 256;
@@ -105,10 +105,10 @@ impl Node {
 
     /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and these commands are not heard any more. A job may have gone
     /// on though nothing was given here for it: its processes speak as later incarnations than the command.
-    pub(super) fn lose_givers(&mut self, lost: &[Member]) {
+    pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
         for at in 0..self.lives.0.len() {
             let Life { job, giver: Giver::Node(node, incarnations), .. } = &self.lives.0[at] else { continue };
-            if !lost.iter().any(|member| member.id == *node) {
+            if !losses.iter().any(|loss| loss.member.id == *node) {
                 continue;
             }
             let (job, first) = (*job, incarnations.iter().map(|incarnation| incarnation.next()).collect());

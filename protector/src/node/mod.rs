@@ -59,7 +59,7 @@ use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
-use radic_wire::membership::{Change, Member, MembershipMessage, Refusal, View};
+use radic_wire::membership::{Departure, Member, MembershipMessage, Refusal, View};
 use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, ToNode};
 use serde_bytes::ByteBuf;
@@ -79,7 +79,7 @@ use self::recovery::Recovery;
 use self::registry::Registry;
 use self::replays::{Activity, Watched};
 use self::stores::{Sparse, StoreOrder};
-use crate::membership::{self, Membership, MembershipEvent, Peer, Reason, Views};
+use crate::membership::{self, Loss, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
 use crate::store::{LineHeld, NoRestart, Restart};
 
@@ -638,9 +638,16 @@ impl Node {
             M::Heartbeat { to, view } => self.outputs.push_back(Output::Heartbeat(to, view)),
             M::Probe { member } => self.outputs.push_back(Output::Probe(member)),
             M::Event(event) => self.record_membership(now, &event),
-            M::ViewChanged { old, new, why } => self.handle_view(now, old.as_ref(), &new, &why),
+            M::ViewChanged { old, new, joined, losses } => self.handle_view(now, old.as_ref(), &new, &joined, losses),
             M::Excluded { view } => {
                 let text = format!("view {} was agreed without this node: the others take it for dead", view.number);
+                self.stop(now, Stop::Excluded(text));
+            }
+            M::Outrun { number } => {
+                let mine = self.view_number();
+                let text = format!(
+                    "view {number} is the newest, this node has view {mine}, and no node remembers how one led to the other"
+                );
                 self.stop(now, Stop::Excluded(text));
             }
             M::Left => self.stop(now, Stop::Clean),
@@ -688,18 +695,10 @@ impl Node {
         self.record(now, name, about, text);
     }
 
-    fn handle_view(&mut self, now: Duration, old: Option<&Arc<View>>, new: &Arc<View>, why: &[Change]) {
-        // The changes are known. Comparing all members would take time that grows with the square of their number.
-        let lost: Vec<Member> = old.map_or_else(Vec::new, |old| {
-            let gone = why.iter().filter(|change| !matches!(change, Change::Join(_)));
-            gone.filter_map(|change| old.get(change.id())).cloned().collect()
-        });
-        let joins = why.iter().filter(|change| matches!(change, Change::Join(_))).map(|change| change.id().clone());
-        let joined: Vec<NodeId> =
-            if old.is_some() { joins.collect() } else { new.members.iter().map(|m| m.id.clone()).collect() };
+    fn handle_view(&mut self, now: Duration, old: Option<&Arc<View>>, new: &Arc<View>, joined: &[NodeId], losses: Vec<Loss>) {
         let mut text = format!("view {} has {} members", new.number, new.members.len());
         text += &listed("joined", joined.iter());
-        text += &listed("gone", lost.iter().map(|member| &member.id));
+        text += &listed("gone", losses.iter().map(|loss| &loss.member.id));
         if new.members.len() == 2 {
             text += "; two cannot tell a death from a broken network: add a node, or a witness (radicd --witness)";
         }
@@ -708,14 +707,12 @@ impl Node {
             self.ready = true;
             self.outputs.push_back(Output::Ready(new.number));
         }
-        self.handle_losses(now, old.unwrap_or(new), new, &lost);
+        self.handle_losses(now, &losses);
         self.review_standing(now, old.unwrap_or(new), new);
-        for member in lost {
-            self.handle_departure(now, member, why);
-        }
+        losses.into_iter().for_each(|loss| self.handle_departure(now, loss));
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
-        self.subscribe_to(&joined);
-        self.tell_ends(&joined);
+        self.subscribe_to(joined);
+        self.tell_ends(joined);
         self.forget_stable();
         self.seek_protection(now, None);
         self.replicate_all(now);
@@ -723,14 +720,16 @@ impl Node {
         self.handle_early(now);
     }
 
-    fn handle_departure(&mut self, now: Duration, member: Member, why: &[Change]) {
-        let gracefully = why.iter().any(|change| matches!(change, Change::Leave(id) if *id == member.id));
-        let text = if gracefully { "it left the cluster" } else { "it stopped answering and was declared dead" };
+    fn handle_departure(&mut self, now: Duration, Loss { member, how, .. }: Loss) {
+        let (text, state) = match how {
+            Departure::Left => ("it left the cluster", NodeState::Left),
+            Departure::Died => ("it stopped answering and was declared dead", NodeState::Dead),
+        };
         self.handle_node_lost(now, &member.id, text);
         self.subscribers.remove(&member.id);
         self.outputs.push_back(Output::Forget(member.id.clone()));
         self.gone.retain(|(gone, _)| gone.id.name != member.id.name);
-        self.gone.push_back((member, if gracefully { NodeState::Left } else { NodeState::Dead }));
+        self.gone.push_back((member, state));
         if self.gone.len() > GONE_SHOWN {
             self.gone.pop_front();
         }

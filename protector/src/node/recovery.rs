@@ -8,12 +8,10 @@
 //! lacks some of what it did (G1).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
-use radic_wire::membership::{Member, View};
 use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
 use radic_wire::process::{FromNode, PayloadMode, Point, Restart};
 
@@ -27,6 +25,7 @@ use super::next_home::NextHomes;
 use super::observers::ObserverId;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};
+use crate::membership::Loss;
 use crate::store;
 
 /// Lost members that are remembered, to place the ranks of a message that does not know of the loss.
@@ -45,8 +44,8 @@ pub(super) struct Recovery {
     pub(super) restarted: BTreeMap<ProcessId, Incarnation>,
     pub(super) next_homes: NextHomes,
     pub(super) endings: Endings,
-    /// The latest members that were lost: the view with each of them, and the one without it.
-    pub(super) losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
+    /// The latest members that were lost.
+    pub(super) losses: VecDeque<Loss>,
     pub(super) majority: Majority,
     /// How often stand-ins were told of processes.
     pub(super) stood: u64,
@@ -61,19 +60,19 @@ impl Node {
     /// Members are gone. Every node that knows of their ranks computes the new placement, and the protectors bring the protected
     /// ones back. Messages about it are sent only when all lost members are out of the placement, so that none speaks of a lost
     /// node.
-    pub(super) fn handle_losses(&mut self, now: Duration, old: &Arc<View>, new: &Arc<View>, lost: &[Member]) {
-        if lost.is_empty() {
+    pub(super) fn handle_losses(&mut self, now: Duration, losses: &[Loss]) {
+        if losses.is_empty() {
             return;
         }
-        self.lose_givers(lost);
-        lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
-        self.recovery.losses.extend(lost.iter().map(|member| (old.clone(), new.clone(), member.clone())));
+        self.lose_givers(losses);
+        losses.iter().for_each(|loss| self.place_ranks_of(now, loss));
+        self.recovery.losses.extend(losses.iter().cloned());
         let surplus = self.recovery.losses.len().saturating_sub(LOSSES);
         self.recovery.losses.drain(..surplus);
         self.seek_next_homes(now);
         let jobs: Vec<JobId> = self.homes.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.seek_lost(now, job));
-        let is_lost = |node: &NodeId| lost.iter().any(|member| member.id == *node);
+        let is_lost = |node: &NodeId| losses.iter().any(|loss| loss.member.id == *node);
         let mine = |p: &Protected| is_lost(&p.host) && p.left.is_none() && p.protector.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
             .flat_map(|(job, wards)| {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId};
-use radic_wire::job::{JobSpec, Placement};
-use radic_wire::membership::{Member, View};
+use radic_wire::job::{JobSpec, Placement, RestartOn};
 use radic_wire::peer::Ward;
 use radic_wire::process::{Place, Protect};
 
@@ -15,51 +14,56 @@ use super::Node;
 use super::events::About;
 use super::placement;
 use super::wards::Protected;
+use crate::membership::Loss;
 use crate::membership::ring::watcher_of;
 
 impl Node {
     /// Places the ranks of one node that is lost.
-    pub(super) fn place_ranks_of(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
-        let protector = self.next_watcher(old, new, lost);
+    pub(super) fn place_ranks_of(&mut self, now: Duration, loss: &Loss) {
+        let lost = &loss.member.id;
         let homes: Vec<JobId> = self.homes.keys().copied().collect();
         for job in homes {
             self.with_home(now, job, |home| {
-                home.handle_protector_lost(&lost.id);
-                home.handle_terminal_lost(&lost.id);
+                home.handle_protector_lost(lost);
+                home.handle_terminal_lost(lost);
             });
         }
         let known: BTreeSet<JobId> =
             self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
         for job in known {
-            let Some((before, spec)) = self.placement_with(job, &lost.id) else { continue };
+            let Some((before, spec)) = self.placement_with(job, lost) else { continue };
             if spec.protection.protect != Protect::On {
                 continue;
             }
-            match placement::replace(new, &before, &lost.id, &protector, spec.restart_on) {
-                Some(placement) => self.place_again(now, job, &lost.id, &before, &placement),
-                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
+            match self.replaced(&before, loss, spec.restart_on) {
+                Some(placement) => self.place_again(now, job, lost, &before, &placement),
+                None => self.jobs_lose_node(now, lost, "and no node is left to go on"),
             }
         }
     }
 
     /// A sender that does not know yet that a member is lost speaks of a job. Places the ranks as every node does.
     pub(super) fn update(&self, ward: &mut Ward) {
-        for (old, new, lost) in self.recovery.losses.iter() {
-            if ward.placement.nodes.contains(&lost.id) {
-                let protector = self.next_watcher(old, new, lost);
-                if let Some(placement) = placement::replace(new, &ward.placement, &lost.id, &protector, ward.spec.restart_on) {
-                    ward.placement = placement;
-                }
+        for loss in &self.recovery.losses {
+            if ward.placement.nodes.contains(&loss.member.id)
+                && let Some(placement) = self.replaced(&ward.placement, loss, ward.spec.restart_on)
+            {
+                ward.placement = placement;
             }
         }
     }
 
-    /// The node that watched `lost`, or the next one after it that is still there.
-    fn next_watcher(&self, old: &View, new: &View, lost: &Member) -> NodeId {
-        let mut at = lost.id.clone();
-        for _ in 0..old.members.len() {
-            match watcher_of(old, &at) {
-                Some(next) if new.get(&next.id).is_some() => return next.id.clone(),
+    fn replaced(&self, before: &Placement, loss: &Loss, how: RestartOn) -> Option<Placement> {
+        let protector = self.next_watcher(loss);
+        placement::replace(&loss.after, before, &loss.member.id, &protector, how)
+    }
+
+    /// The node that watched the lost one, or the next one after it that is still there.
+    fn next_watcher(&self, Loss { before, after, member, .. }: &Loss) -> NodeId {
+        let mut at = member.id.clone();
+        for _ in 0..before.members.len() {
+            match watcher_of(before, &at) {
+                Some(next) if after.get(&next.id).is_some() => return next.id.clone(),
                 Some(next) => at = next.id.clone(),
                 None => break,
             }

@@ -1,5 +1,7 @@
 //! Jobs without protection: starting, printing, fences, signals, and what ends them; and messages that come early or late.
 
+use radic_wire::membership::Change;
+
 use super::*;
 
 #[test]
@@ -350,8 +352,7 @@ fn what_a_departed_member_says_is_dropped() {
         role: Role::Node,
         slots: 2,
     };
-    let later = view.next(&[Change::Join(joiner)]).unwrap().next(&[Change::Dead(id(5))]).unwrap();
-    let body = MembershipBody::Newest(later);
+    let body = MembershipBody::Steps(vec![vec![Change::Join(joiner)], vec![Change::Dead(id(5))]]);
     let message = MembershipMessage { cluster: Some(view.cluster), view: view.number + 2, body };
     node.handle(cluster.now, Input::Message(id(1), PeerMessage::Membership(message)));
     assert_eq!(node.early.take(), []);

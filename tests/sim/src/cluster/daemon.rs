@@ -63,6 +63,7 @@ impl World {
             self.schedule(due, Event::Tick(at, boot));
         }
         self.check_view(at);
+        self.check_home(at);
     }
 
     fn carry_out(&mut self, at: usize, output: Output) {

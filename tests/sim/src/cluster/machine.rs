@@ -116,7 +116,8 @@ impl World {
         let others = (0..self.plan.machines).filter(|other| *other != at && (boot > 0 || *other == 0));
         let join = others.map(|other| address(other, DAEMON_PORT)).collect();
         let seed = self.plan.seed.wrapping_mul(64) + at as u64 + u64::from(boot) * 1_000;
-        let config = node_config(self.machines[at].member.clone(), seed, join);
+        let mut config = node_config(self.machines[at].member.clone(), seed, join);
+        config.timing.fan_out = self.plan.fan_out;
         self.machines[at].node = Some(Box::new(Node::new(self.now, config)));
         self.net.listeners.insert(address(at, DAEMON_PORT), Owner::Daemon(at, boot));
         self.net.listeners.insert(address(at, LOG_PORT), Owner::Logs(at, boot));

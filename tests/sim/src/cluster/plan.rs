@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use radic_protector::membership::Timing;
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::job::RestartOn;
@@ -89,6 +90,8 @@ pub struct Plan {
     pub suspensions: u32,
     /// Bytes that the terminal has for rank 0.
     pub input: u64,
+    /// Members that each member tells of a decision.
+    pub fan_out: usize,
     /// What goes wrong.
     pub faults: Vec<(When, Fault)>,
 }
@@ -120,6 +123,9 @@ const SUSPENDED: u64 = 10_000_000;
 /// From this seed on most jobs run as they do unless their user says otherwise.
 const BY_DEFAULT: u64 = 20_000_000;
 
+/// From this seed on several machines are off at once, and a decision reaches most nodes by others, so that some miss views.
+const AT_ONCE: u64 = 30_000_000;
+
 /// Not with two threads: that a send was taken is recorded before output without its thread, which is known and not mended (docs/regressions.md).
 fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
@@ -135,6 +141,31 @@ impl Plan {
     fn often_by_default(self) -> Plan {
         let is_default = self.seed >= BY_DEFAULT && !Dice::new(self.seed ^ 0xdefa17).one_in(4);
         if is_default { Plan { causal: true, stays: true, replicas: 1, ..self } } else { self }
+    }
+
+    /// Two or three of the nodes are off within some milliseconds, and there are members enough for a majority without them. Each
+    /// member tells one other of a decision, or two: if that one is off, the rest misses the view.
+    fn at_once(self) -> Plan {
+        if self.seed < AT_ONCE {
+            return self;
+        }
+        let mut dice = Dice::new(self.seed ^ 0xa70ce);
+        let (hosts, spares) = (4 + dice.below(3), 1 + dice.below(3));
+        let dead = 2 + dice.below(((hosts + spares) / 2 - 1).min(2));
+        let mut victims: Vec<usize> = (1..=hosts).collect();
+        let ranks = (2 + dice.below(hosts - 1)) as u32;
+        let (machines, fan_out) = (1 + hosts + spares, 1 + dice.below(2));
+        let mut plan = Plan { machines, spares, ranks, fan_out, faults: Vec::new(), ..self };
+        let at = Duration::from_millis(200 + dice.below(1_200) as u64);
+        for _ in 0..dead {
+            let victim = victims.swap_remove(dice.below(victims.len()));
+            let when = When::At(at + Duration::from_micros(dice.below(60_000) as u64));
+            plan.faults.push((when, if dice.one_in(3) { Fault::Kill(victim) } else { Fault::PowerOff(victim) }));
+        }
+        if dice.one_in(4) {
+            plan.add_fault(&mut dice);
+        }
+        plan
     }
 
     /// The plan of a seed.
@@ -165,12 +196,13 @@ impl Plan {
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
             input,
+            fan_out: Timing::default().fan_out,
             faults: Vec::new(),
         };
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
             plan.add_fault(dice);
         }
-        plan.often_by_default()
+        plan.often_by_default().at_once()
     }
 
     /// A small cluster on which very much goes wrong: two to four ranks that crash, and connections that break, again and again; now and then a machine is off for a while.
@@ -199,6 +231,7 @@ impl Plan {
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
             input,
+            fan_out: Timing::default().fan_out,
             faults: Vec::new(),
         };
         for _ in 0..4 + dice.below(16) {

@@ -171,7 +171,7 @@ pub(super) fn kind(message: &PeerMessage) -> &'static str {
         MembershipBody::Accepted(_) => "accepted",
         MembershipBody::Rejected { .. } => "rejected",
         MembershipBody::Decided { .. } => "decided",
-        MembershipBody::Newest(_) => "view",
+        MembershipBody::Newest(_) | MembershipBody::Steps(_) | MembershipBody::Forgotten => "view",
         MembershipBody::Request(_) => "request",
         MembershipBody::ProbeRequest(_) | MembershipBody::ProbeResult { .. } => "probe",
         MembershipBody::Refused(_) => "refused",
