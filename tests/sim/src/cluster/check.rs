@@ -243,15 +243,16 @@ impl World {
         assert!(*known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
     }
 
-    /// G4: nodes that have the same view agree on where the home of the job is.
+    /// G4: nodes that have the newest view agree on where the home of the job is.
     pub fn check_home(&mut self, at: usize) {
-        let home_at = |machine: &Machine| {
-            let node = machine.node.as_ref().filter(|_| machine.power)?;
-            Some((node.view()?.number, node.epoch_at_home(self.terminal.job()?)?))
+        let newest = self.checks.views.last_key_value().map(|(number, _)| *number);
+        let epoch_at = |machine: &Machine| {
+            let node = machine.node.as_ref().filter(|_| machine.power && Some(machine.view) == newest)?;
+            node.epoch_at_home(self.terminal.job()?)
         };
-        let Some(here) = home_at(&self.machines[at]) else { return };
-        let other = (0..self.machines.len()).find(|other| *other != at && home_at(&self.machines[*other]) == Some(here));
-        assert!(other.is_none(), "G4: n{} and n{} are both home of {here:?}", at + 1, other.unwrap_or(at) + 1);
+        let Some(here) = epoch_at(&self.machines[at]) else { return };
+        let other = (0..self.machines.len()).find(|other| *other != at && epoch_at(&self.machines[*other]) == Some(here));
+        assert!(other.is_none(), "G4: n{} and n{} are both home of epoch {here}", at + 1, other.unwrap_or(at) + 1);
     }
 
     /// G4: what a home says to its hosts.
