@@ -85,7 +85,8 @@ fn with_two_replicas_a_node_and_its_protector_die_at_once() {
     }
 }
 
-/// Eight nodes and three spares. Each rank is on a node whose protector has no rank, so any of these nodes may die together: two, three, or all of them.
+/// Eight nodes and three spares. Each rank is on a node whose protector has no rank, so any of these nodes may die together: two, three, or
+/// all of them. Some nodes hear of all deaths in one view, others in several.
 #[test]
 fn most_nodes_of_a_job_die_at_once() {
     const HOSTS: [&str; RANKS] = ["n2", "n4", "n6", "n8"];

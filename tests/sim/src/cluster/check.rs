@@ -243,6 +243,17 @@ impl World {
         assert!(*known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
     }
 
+    /// Which machines have something of the job.
+    pub fn note_knowledge(&mut self, at: usize) {
+        let Some(job) = self.terminal.job().filter(|_| !self.machines[at].knew) else { return };
+        self.machines[at].knew = self.machines[at].node.as_ref().is_some_and(|node| node.knows(job));
+    }
+
+    /// Whether every machine that had something of the job is off, or was: nothing of it is left.
+    pub fn has_lost_all(&self) -> bool {
+        (0..self.machines.len()).all(|at| !self.machines[at].knew || !self.is_up(at))
+    }
+
     /// G4: nodes that have the newest view agree on where the home of the job is.
     pub fn check_home(&mut self, at: usize) {
         let newest = self.checks.views.last_key_value().map(|(number, _)| *number);

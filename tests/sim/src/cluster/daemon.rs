@@ -64,6 +64,7 @@ impl World {
         }
         self.check_view(at);
         self.check_home(at);
+        self.note_knowledge(at);
     }
 
     fn carry_out(&mut self, at: usize, output: Output) {

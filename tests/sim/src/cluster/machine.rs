@@ -49,6 +49,8 @@ pub struct Machine {
     pub disk: Duration,
     /// The last view that was looked at.
     pub view: u64,
+    /// Whether it has ever had anything of the job.
+    pub knew: bool,
 }
 
 /// Where something listens on a machine.
@@ -90,6 +92,7 @@ impl World {
             tick: None,
             disk: Duration::from_micros(400),
             view: 0,
+            knew: false,
         }
     }
 
