@@ -143,9 +143,14 @@ impl Outbox {
         self.blocks_for(queue) * self.block
     }
 
-    /// Blocks that `queue` could take. A queue that has none gets one as long as there are any.
+    /// Blocks that `queue` could take.
     fn blocks_for(&self, queue: &Queue) -> usize {
-        let (free, own) = (self.free_of(self.part), self.blocks_of(queue));
+        self.share_of(self.part, queue)
+    }
+
+    /// Blocks that `queue` could take of so many. A queue that has none gets one as long as there are any.
+    fn share_of(&self, blocks: usize, queue: &Queue) -> usize {
+        let (free, own) = (self.free_of(blocks), self.blocks_of(queue));
         let more = (free * self.share).saturating_sub(own) / (self.share + 1);
         if own == 0 { more.max(free.min(1)) } else { more }
     }
@@ -213,12 +218,16 @@ impl Outbox {
     /// The same in replay, for what is in its turn: the shares were decided then, and all that is free may be taken. It is enough: what was stable then is, and blocks begin at the same
     /// offsets, so of each stream at most the blocks of then are kept, besides those that were taken ahead.
     pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
-        self.append_known(queue, bytes, usize::MAX)
+        self.append_within(queue, bytes, usize::MAX, self.part + self.early)
     }
 
-    /// The same, if the first `known` bytes are known to have been sent then. What follows may be more than was sent then, and takes no more than the queue's share.
-    pub fn append_known(&mut self, queue: &mut Queue, bytes: &[u8], known: usize) -> usize {
-        self.append_within(queue, bytes, known, self.part + self.early)
+    /// The same when the log is over. The first `known` bytes were sent then: the receiver has had them. Of what follows this is not known. If the receiver itself is catching up,
+    /// it may still ask for some of it, so it takes a share of all parts; else of one.
+    pub fn append_settled(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, is_owed: bool) -> usize {
+        let all = self.next.len();
+        let share = if is_owed { self.share_of(all, queue) } else { self.blocks_for(queue) };
+        let known = known.min(self.bytes_in(queue, self.free_of(all)));
+        self.append_at_most(queue, bytes, self.bytes_in(queue, share).max(known))
     }
 
     /// The same, if it is another thread's turn in replay. The first `then` bytes were sent then, perhaps by a third thread or by the one whose turn it is. The call may not
@@ -440,12 +449,23 @@ mod tests {
         assert_eq!(outbox.append_early(early, &[0; 100], 0), 16, "what may not have been sent then has its share of one part");
         assert_eq!(outbox.append_early(early, &[0; 100], 100), 48, "what some thread has sent then fills two");
         assert_eq!(outbox.append_early(early, &[0; 100], 100), 0);
-        assert_eq!(outbox.append_known(turn, &[0; 100], 8), 8);
-        assert_eq!(outbox.append_known(turn, &[0; 100], 0), 0);
-        assert_eq!(outbox.append_again(turn, &[0; 100]), 24, "all of the third part");
+        assert_eq!(outbox.append_again(turn, &[0; 100]), 32, "all of the third part");
         assert_eq!((outbox.room(live), outbox.left(live), outbox.is_pressed()), (0, 0, true));
         outbox.trim(early, 64);
         outbox.trim(turn, 48);
         assert_eq!(outbox.append(live, &[0; 100]), 8, "half of what is left of the first part");
+    }
+
+    #[test]
+    fn after_the_log_s_end_what_receivers_had_or_may_ask_for_has_room_beyond_one_part() {
+        let mut outbox = Outbox::new(8, 4);
+        let mut queues = [Queue::default(), Queue::default(), Queue::default()];
+        let [ahead, owed, had] = &mut queues;
+        outbox.append_again(ahead, &[0; 32]);
+        assert_eq!(outbox.append_settled(ahead, &[0; 100], 0, false), 0, "one part is full, and its receiver has had no more");
+        assert_eq!(outbox.append_settled(owed, &[0; 100], 0, true), 32, "half of what all parts have left");
+        assert_eq!(outbox.append_settled(had, &[0; 100], 20, false), 20);
+        assert_eq!(outbox.append_settled(had, &[0; 100], 0, false), 0);
+        assert_eq!(outbox.append_settled(had, &[0; 100], 100, false), 12, "there is no more");
     }
 }

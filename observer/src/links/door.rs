@@ -153,6 +153,7 @@ impl Links {
 
     /// A socket is a link from now on, and nothing more is to be done about it.
     pub(super) fn install(&mut self, install: Install) {
+        self.owing.remove(&install.end);
         // Its own socket is a link now, and is not closed.
         self.dialed.remove(&install.socket);
         if let Some(reconnection) = self.reconnections.remove(&install.end)

@@ -3,7 +3,7 @@
 use radic_wire::determinant::StreamId;
 use radic_wire::process::{StreamEnd, ToNode};
 
-use super::{Action, Ending, Links, RESET, Reconnection, Stage};
+use super::{Action, Ending, GIVEN_UP, Links, RESET, RETRY, Reconnection, Stage};
 use crate::connection::{Connection, Phase, Slot};
 use crate::{Context, Failure};
 
@@ -19,9 +19,7 @@ impl Links {
         let there = connection.incoming().wanted() + unread;
         let is_whole = connection.incoming().finish().is_some_and(|finish| finish <= there);
         if is_whole && (why == Ending::End || connection.outgoing().is_refused()) {
-            if owes_word(cx, slot) {
-                self.break_link(cx, slot, why);
-            }
+            self.await_word(cx, (slot, end));
             return false;
         }
         let ask = self.ask(|ask| ToNode::Ended { ask, stream, sender: peer });
@@ -82,7 +80,7 @@ impl Links {
     /// The sender has ended the stream. Is all of it here, and may the socket stay?
     fn judge(&mut self, cx: &mut Context<'_>, (slot, end): (Slot, StreamId), why: Ending, last: StreamEnd, there: u64) {
         match why {
-            _ if last.offset > there || owes_word(cx, slot) => self.break_link(cx, slot, why),
+            _ if last.offset > there => self.break_link(cx, slot, why),
             Ending::End => self.restore(end),
             Ending::Reset(errno) if last.closed => {
                 // Before anything is sent on it again. It is read to its end; the peer may still call, to say how far it has come.
@@ -90,6 +88,26 @@ impl Links {
                 self.restore(end);
             }
             Ending::Reset(_) => self.break_link(cx, slot, why),
+        }
+        self.await_word(cx, (slot, end));
+    }
+
+    /// All has come on this link, and its peer may still owe this process a word. It says so on another link when it has caught up, or it leaves without a word. So the link is made
+    /// again after a pause, and again. Not at once: what was read of it has to be sent once more, by a process that has better things to do.
+    fn await_word(&mut self, cx: &Context<'_>, (slot, end): (Slot, StreamId)) {
+        if owes_word(cx, slot) && !self.is_down(end) {
+            self.owing.insert(end, cx.now + RETRY);
+        }
+    }
+
+    /// Links on which a word was awaited for long enough.
+    pub(super) fn look_for_words(&mut self, cx: &mut Context<'_>) {
+        let due: Vec<StreamId> = self.owing.iter().filter(|(_, due)| **due <= cx.now).map(|(end, _)| *end).collect();
+        for end in due {
+            self.owing.remove(&end);
+            if let Some(slot) = cx.slot(end).filter(|slot| owes_word(cx, *slot) && !self.is_down(end)) {
+                self.break_link(cx, slot, GIVEN_UP);
+            }
         }
     }
 

@@ -163,6 +163,8 @@ struct Reconnection {
 pub struct Links {
     /// By the stream that goes out.
     reconnections: BTreeMap<StreamId, Reconnection>,
+    /// Links that have brought all that will come on them but a word of the peer's, by the stream that goes out, and when they are made again for that.
+    owing: BTreeMap<StreamId, Duration>,
     /// Sockets that were dialed.
     dialed: BTreeMap<SocketId, StreamId>,
     /// Connections at the door, the oldest first.
@@ -190,7 +192,8 @@ impl Links {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let visitors = self.visitors.iter().filter_map(door::Visitor::due);
         let look = self.catching_up.then(|| self.looked + LOOK);
-        visitors.chain(self.reconnections.values().filter_map(|of| of.stage.due())).chain(look).min()
+        let words = self.owing.values().copied();
+        visitors.chain(words).chain(self.reconnections.values().filter_map(|of| of.stage.due())).chain(look).min()
     }
 
     /// Whether a greeting waits only for the gate to open.
@@ -233,6 +236,7 @@ impl Links {
     /// Time has passed, or the gate has opened.
     pub fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
         self.look_for_broken(cx);
+        self.look_for_words(cx);
         self.receive_visitors(cx)?;
         self.go_on(cx);
         self.check_invariants();
@@ -268,6 +272,7 @@ impl Links {
         let Some(connection) = cx.observer.table().get(slot) else { return };
         let (end, peer) = (connection.stream_out(), connection.peer);
         let attempts = self.reconnections.get(&end).map_or(0, |of| of.attempts);
+        self.owing.remove(&end);
         self.set_stage(end, Stage::Over);
         let stage = Stage::Down { due: Duration::ZERO };
         self.reconnections.insert(end, Reconnection { peer, why, stage, attempts });

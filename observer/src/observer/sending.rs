@@ -212,13 +212,14 @@ impl Observer {
             self.outbox.skip(&mut outgoing.queue, skipped as u64);
             outgoing.handle_trimmed();
         }
-        let had = outgoing.peer_has.saturating_sub(outgoing.queue.end());
+        let had = usize::try_from(outgoing.peer_has.saturating_sub(outgoing.queue.end())).unwrap_or(usize::MAX);
+        let is_owed = !outgoing.peer_settled;
         let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
         let len = skipped
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
                 None => self.outbox.append(queue, rest),
                 // The log is over: this may be more than was sent then, and another thread may need the room for what was.
-                Some(_) if is_settled => self.outbox.append_known(queue, rest, usize::try_from(had).unwrap_or(usize::MAX)),
+                Some(_) if is_settled => self.outbox.append_settled(queue, rest, had, is_owed),
                 Some(None) => self.outbox.append_again(queue, rest),
                 Some(Some(then)) => {
                     let then = usize::try_from(then).unwrap_or(usize::MAX).saturating_sub(skipped);

@@ -599,7 +599,10 @@ impl Home {
             self.restart_job(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
         if ends {
-            // The host may not have known this home when it was told to end.
+            // The host may not have known this home when it was told to end. Or a rank has come back there since it was gone.
+            if self.phase == Phase::Ending && self.placement.nodes.contains(from) {
+                self.hosts.entry(from.clone()).or_default().gone = false;
+            }
             self.tell_host(from.clone(), self.end_message());
         }
         if epoch != self.epoch || self.is_restarting() {
