@@ -383,6 +383,24 @@ fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
     assert!(home.is_over());
 }
 
+/// A protector that does not know yet that the job ends brings a rank back on a node whose host has ended its ranks. That rank is ended, too.
+#[test]
+fn a_rank_that_comes_back_while_its_job_ends_is_ended() {
+    let (now, mut home) = (Duration::ZERO, home_of(2));
+    home.handle_message(now, &id(1), ToHome::Kill { session: None });
+    home.handle_message(now, &id(2), of_host(FromHost::Gone));
+    std::iter::from_fn(|| home.poll_output()).for_each(drop);
+    let (ended, running, keys, waiting) = (Vec::new(), vec![Rank(1)], Vec::new(), Vec::new());
+    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: false };
+    home.handle_message(now, &id(2), of_host(FromHost::Report(report)));
+    let is_end = |output: home::HomeOutput| matches!(output, home::HomeOutput::ToHost(node, ToHost::End { .. }) if node == id(2));
+    assert!(std::iter::from_fn(|| home.poll_output()).any(is_end));
+    home.handle_message(now, &id(1), of_host(FromHost::Gone));
+    assert!(!home.is_over(), "there is a rank left");
+    home.handle_message(now, &id(2), of_host(FromHost::Gone));
+    assert!(home.is_over());
+}
+
 /// A host asks for protection, and the job is over before that is heard: nothing is kept of the job.
 #[test]
 fn a_job_that_is_over_is_not_protected() {
