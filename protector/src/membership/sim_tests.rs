@@ -1,5 +1,6 @@
 //! Scenarios and random faults on the simulated cluster.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -590,7 +591,7 @@ fn a_member_that_missed_more_than_others_remember_ends() {
     };
     assert_eq!(ended, number);
     assert!(asked.len() >= super::FORGOTTEN, "{asked:?}");
-    assert_eq!(asked[..3], ["n1", "n2", "n1"], "each of the others is asked");
+    assert_eq!(asked[1..].iter().collect::<BTreeSet<_>>().len(), 2, "each of the others is asked: {asked:?}");
 }
 
 #[test]
