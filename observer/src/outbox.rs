@@ -7,19 +7,23 @@
 //! take seven times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
 //! in the outbox has passed the gate: it may leave, and leave again, at any time.
 //!
-//! In replay a thread may get ahead of its turn, and its bytes must not take the room that the log's order needs for those of another thread: that one would wait for ever. So the pool
-//! has three parts of the size that was asked for, and as much as was taken ahead is given back to what is in its turn: that was in one part then. A live process uses one part, and so does
-//! what no thread had sent then, as far as the log says. What was sent then by one of the threads, the log does not say which one, takes room while the first two parts have some.
-//! Memory of a part that was never needed is never touched.
+//! The pool has four parts of the size that was asked for. A live process takes room in one. The others are for what was sent in an earlier life and has to be sent again: it must find
+//! room, whatever has got ahead of it, or its receivers would wait for ever. Memory of a part that was never needed is never touched.
+//! - When the log is over, what a receiver had, and a share of what one that catches up may still ask for, takes room while two parts have some: another thread may have filled one
+//!   with what it had not sent then. All of that may be kept when the process lives again, so what is in its turn in a later replay has room in two parts, too.
+//! - In replay a thread may get ahead of its turn. What was sent then by one of the threads, the log does not say which one, takes room while two parts have some; what no
+//!   thread had sent then, as far as the log says, takes its share of one. As much as was taken ahead is given back to what is in its turn.
 
 use std::ops::Range;
 
 /// A stream may take so many times what it leaves free, where recovery lines free the outbox.
 const SHARE_WITH_LINES: usize = 7;
-/// Parts of the pool: see the module's text.
-pub const PARTS: usize = 3;
 /// Parts for what was sent then by a thread that the log does not name.
 const PARTS_OF_ANY: usize = 2;
+/// Parts for what has to be sent again.
+const PARTS_AGAIN: usize = 2;
+/// Parts of the pool: see the module's text.
+pub const PARTS: usize = PARTS_AGAIN + PARTS_OF_ANY;
 /// No block.
 const NONE: u32 = u32::MAX;
 
@@ -218,13 +222,13 @@ impl Outbox {
     /// The same in replay, for what is in its turn: the shares were decided then, and all that is free may be taken. It is enough: what was stable then is, and blocks begin at the same
     /// offsets, so of each stream at most the blocks of then are kept, besides those that were taken ahead.
     pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
-        self.append_within(queue, bytes, usize::MAX, self.part + self.early)
+        self.append_within(queue, bytes, usize::MAX, self.part * PARTS_AGAIN + self.early)
     }
 
     /// The same when the log is over. The first `known` bytes were sent then: the receiver has had them. Of what follows this is not known. If the receiver itself is catching up,
-    /// it may still ask for some of it, so it takes a share of all parts; else of one.
+    /// it may still ask for some of it, so it takes a share of more than one part.
     pub fn append_settled(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, is_owed: bool) -> usize {
-        let all = self.next.len();
+        let all = self.part * PARTS_AGAIN;
         let share = if is_owed { self.share_of(all, queue) } else { self.blocks_for(queue) };
         let known = known.min(self.bytes_in(queue, self.free_of(all)));
         self.append_at_most(queue, bytes, self.bytes_in(queue, share).max(known))
@@ -444,15 +448,15 @@ mod tests {
         let mut outbox = Outbox::new(8, 4);
         let mut queues = [Queue::default(), Queue::default(), Queue::default()];
         let [early, turn, live] = &mut queues;
-        assert_eq!(outbox.append_again(turn, &[0; 100]), 32, "nothing has got ahead: one part");
-        outbox.trim(turn, 32);
-        assert_eq!(outbox.append_early(early, &[0; 100], 0), 16, "what may not have been sent then has its share of one part");
-        assert_eq!(outbox.append_early(early, &[0; 100], 100), 48, "what some thread has sent then fills two");
-        assert_eq!(outbox.append_early(early, &[0; 100], 100), 0);
-        assert_eq!(outbox.append_again(turn, &[0; 100]), 32, "all of the third part");
+        assert_eq!(outbox.append_again(turn, &[0; 200]), 64, "nothing has got ahead: two parts");
+        outbox.trim(turn, 64);
+        assert_eq!(outbox.append_early(early, &[0; 200], 0), 16, "what may not have been sent then has its share of one part");
+        assert_eq!(outbox.append_early(early, &[0; 200], 200), 48, "what some thread has sent then fills two");
+        assert_eq!(outbox.append_early(early, &[0; 200], 200), 0);
+        assert_eq!(outbox.append_again(turn, &[0; 200]), 64, "the other two");
         assert_eq!((outbox.room(live), outbox.left(live), outbox.is_pressed()), (0, 0, true));
         outbox.trim(early, 64);
-        outbox.trim(turn, 48);
+        outbox.trim(turn, 64 + 48);
         assert_eq!(outbox.append(live, &[0; 100]), 8, "half of what is left of the first part");
     }
 
@@ -463,9 +467,9 @@ mod tests {
         let [ahead, owed, had] = &mut queues;
         outbox.append_again(ahead, &[0; 32]);
         assert_eq!(outbox.append_settled(ahead, &[0; 100], 0, false), 0, "one part is full, and its receiver has had no more");
-        assert_eq!(outbox.append_settled(owed, &[0; 100], 0, true), 32, "half of what all parts have left");
-        assert_eq!(outbox.append_settled(had, &[0; 100], 20, false), 20);
-        assert_eq!(outbox.append_settled(had, &[0; 100], 0, false), 0);
-        assert_eq!(outbox.append_settled(had, &[0; 100], 100, false), 12, "there is no more");
+        assert_eq!(outbox.append_settled(owed, &[0; 100], 0, true), 16, "half of what the second part has left");
+        assert_eq!(outbox.append_settled(had, &[0; 100], 10, false), 10);
+        assert_eq!(outbox.append_settled(had, &[0; 100], 0, false), 2, "the rest of its block");
+        assert_eq!(outbox.append_settled(had, &[0; 100], 100, false), 4, "there is no more");
     }
 }
