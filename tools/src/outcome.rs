@@ -49,7 +49,7 @@ pub(crate) fn in_short(outcome: &Outcome) -> String {
     match &outcome.reason {
         EndReason::Finished => "finished".into(),
         EndReason::RankFailed { rank, status: ExitStatus::Code(code), .. } => format!("rank {rank} exit {code}"),
-        EndReason::RankFailed { rank, status: ExitStatus::Signal(signal), .. } => {
+        EndReason::RankFailed { rank, status: ExitStatus::Signal(signal) | ExitStatus::Ended(signal), .. } => {
             format!("rank {rank} {}", signal_name(*signal).unwrap_or("signal"))
         }
         EndReason::Aborted { code, .. } => format!("abort {code}"),
@@ -72,7 +72,7 @@ pub(crate) fn exit_code(code: i32) -> u8 {
 
 fn status_text(status: ExitStatus) -> String {
     let name = match status {
-        ExitStatus::Signal(signal) => signal_name(signal),
+        ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => signal_name(signal),
         ExitStatus::Code(_) => None,
     };
     name.map_or_else(|| status.to_string(), |name| format!("{status} ({name})"))

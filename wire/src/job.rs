@@ -255,6 +255,8 @@ pub enum ExitStatus {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
+    /// This signal ended it because its job was to end: it has not failed. Which reason that had, its home knows.
+    Ended(i32),
 }
 
 impl ExitStatus {
@@ -262,7 +264,15 @@ impl ExitStatus {
     pub fn shell_code(self) -> i32 {
         match self {
             ExitStatus::Code(code) => code,
-            ExitStatus::Signal(signal) => 128 + signal,
+            ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => 128 + signal,
+        }
+    }
+
+    /// The same of a process whose job is to end. Only what a signal does can have come of that.
+    pub fn with_job(self) -> ExitStatus {
+        match self {
+            ExitStatus::Signal(signal) => ExitStatus::Ended(signal),
+            other => other,
         }
     }
 }
@@ -272,6 +282,7 @@ impl fmt::Display for ExitStatus {
         match self {
             ExitStatus::Code(code) => write!(f, "exited with code {code}"),
             ExitStatus::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            ExitStatus::Ended(signal) => write!(f, "was ended with its job, by signal {signal}"),
         }
     }
 }

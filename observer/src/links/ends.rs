@@ -96,7 +96,7 @@ impl Links {
     /// again after a pause, and again. Not at once: what was read of it has to be sent once more, by a process that has better things to do.
     fn await_word(&mut self, cx: &Context<'_>, (slot, end): (Slot, StreamId)) {
         if owes_word(cx, slot) && !self.is_down(end) {
-            self.owing.insert(end, cx.now + RETRY);
+            self.owing.entry(end).or_insert(cx.now + RETRY);
         }
     }
 

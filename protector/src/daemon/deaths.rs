@@ -99,7 +99,7 @@ impl Return {
     /// Its end in one line, for an event: how long it lasted, and what the engine had said. Waits for the disk.
     pub fn explain(self, status: ExitStatus, after: Duration, said: &str) -> String {
         let end = match status {
-            ExitStatus::Signal(signal) => format!("of {}", signal_name(signal)),
+            ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => format!("of {}", signal_name(signal)),
             ExitStatus::Code(code) => format!("with exit code {code}"),
         };
         let what = match &self.report {

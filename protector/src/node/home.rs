@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, Rank, Seat};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, Rank, Seat};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::peer::{
     Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected, Ward,
@@ -549,21 +549,6 @@ impl Home {
                 self.end(Outcome { code: shown, reason: EndReason::Aborted { rank, code, message } });
             }
             _ => {}
-        }
-    }
-
-    fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
-        let failed = || EndReason::RankFailed { rank, node: node.clone(), status };
-        match (status, phase) {
-            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => {}
-            (ExitStatus::Code(0), MpiPhase::Within) => {
-                self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
-            }
-            // After MPI_Finalize no other rank waits for this one: the others finish, and the job fails with this code.
-            (ExitStatus::Code(code), MpiPhase::After) => {
-                self.outcome.get_or_insert(Outcome { code, reason: failed() });
-            }
-            _ => self.end(Outcome { code: status.shell_code(), reason: failed() }),
         }
     }
 

@@ -501,12 +501,12 @@ impl Host {
         self.phase.end(cause, if kill { None } else { kill_at.or(Some(now + GRACE)) });
         // A rank whose start is given up counts as killed, as a rank does that has just been started.
         for rank in self.launches.give_up() {
-            self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Signal(libc::SIGKILL), now));
+            self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Ended(libc::SIGKILL), now));
         }
         // A rank that is lost will not come back: the job ends.
         for state in self.ranks.values_mut() {
             if let Phase::Lost(crash) = state.phase {
-                state.exit_with(ExitStatus::Signal(crash.signal), now);
+                state.exit_with(ExitStatus::Ended(crash.signal), now);
             }
         }
         if kill {
@@ -706,13 +706,13 @@ impl Host {
         let waits = state.is_at_end() && !matches!(status, ExitStatus::Signal(signal) if self.sent.contains(&signal));
         let status = self.end.filter(|_| waits).map_or(status, |end| ExitStatus::Code(end.code_of(rank)));
         let ended_by = match status {
-            ExitStatus::Signal(signal) => Some(signal),
+            ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => Some(signal),
             // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.
             ExitStatus::Code(exit_code::RADIC) if state.is_catching_up() => Some(libc::SIGABRT),
             ExitStatus::Code(_) => None,
         };
         let (was_returning, was_killed) = (state.is_returning(), state.is_killed_for_good());
-        state.exit_with(status, now);
+        state.exit_with(if self.phase.is_ending() { status.with_job() } else { status }, now);
         if was_returning {
             // The new pipe was never read, so the offset of its first byte is not known.
             state.outlets.iter_mut().for_each(Outlet::close);

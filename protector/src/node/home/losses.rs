@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use radic_wire::ids::{NodeId, NodeName, Rank};
-use radic_wire::job::{EndReason, Outcome, Placement, exit_code};
+use radic_wire::job::{EndReason, ExitStatus, Outcome, Placement, exit_code};
+use radic_wire::peer::MpiPhase;
 
 use super::{Home, HostState, RankState};
 
@@ -29,6 +30,27 @@ impl Home {
         self.ranks[rank.0 as usize] = RankState::Ended;
         let reason = EndReason::RankLost { rank, node, why };
         self.end(Outcome { code: exit_code::NODE_LOST, reason });
+    }
+
+    /// A rank has ended: whether the job ends with it.
+    pub(super) fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
+        let failed = || EndReason::RankFailed { rank, node: node.clone(), status };
+        match (status, phase) {
+            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => {}
+            (ExitStatus::Code(0), MpiPhase::Within) => {
+                self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
+            }
+            // After MPI_Finalize no other rank waits for this one: the others finish, and the job fails with this code.
+            (ExitStatus::Code(code), MpiPhase::After) => {
+                self.outcome.get_or_insert(Outcome { code, reason: failed() });
+            }
+            // A home that was lost had ended it, with the job.
+            (ExitStatus::Ended(_), _) => {
+                let why = "its job was ended by a home that was lost before it had said why".to_owned();
+                self.end(Outcome { code: exit_code::NODE_LOST, reason: EndReason::RankLost { rank, node, why } });
+            }
+            _ => self.end(Outcome { code: status.shell_code(), reason: failed() }),
+        }
     }
 
     /// A node is lost, and its ranks go on elsewhere: `placement`.

@@ -383,6 +383,21 @@ fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
     assert!(home.is_over());
 }
 
+/// A home that ends its job is lost before the terminal has heard why. The next home finds that a rank was ended, and does not say that it has failed.
+#[test]
+fn a_rank_that_was_ended_with_its_job_has_not_failed() {
+    let mut home = adopted();
+    let ended = vec![(Rank(1), ExitStatus::Signal(libc::SIGKILL).with_job(), MpiPhase::Within)];
+    let report = HostReport { running: Vec::new(), ended, fence: 0, keys: Vec::new(), waiting: Vec::new(), restarts: false };
+    home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report)));
+    let outcome = home.outcome().expect("it ends");
+    assert_eq!(outcome.code, radic_wire::job::exit_code::NODE_LOST);
+    assert!(
+        matches!(&outcome.reason, EndReason::RankLost { why, .. } if why.contains("lost before it had said why")),
+        "{outcome:?}"
+    );
+}
+
 /// A protector that does not know yet that the job ends brings a rank back on a node whose host has ended its ranks. That rank is ended, too.
 #[test]
 fn a_rank_that_comes_back_while_its_job_ends_is_ended() {

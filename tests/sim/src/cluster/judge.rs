@@ -73,7 +73,8 @@ impl World {
             // it is still in the folder, for there is no majority any more.
             return self.counts.limits += 1;
         }
-        if let EndReason::RankFailed { status: ExitStatus::Signal(libc::SIGKILL), .. } = &outcome.reason
+        if let EndReason::RankLost { why, .. } = &outcome.reason
+            && why.contains("by a home that was lost before it had said why")
             && (self.command.unsure.is_some() || self.command.is_ending())
         {
             // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
