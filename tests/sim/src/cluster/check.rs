@@ -330,7 +330,8 @@ impl World {
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1)
                 || store.holds_by_line(receiver, stream, kept - 1, self.remembered_line(receiver.job))
-                || self.has_closed(receiver, connection.id);
+                || self.has_closed(receiver, connection.id)
+                || self.has_failed(receiver);
             assert!(
                 held,
                 "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use radic_wire::ids::{Epoch, NodeName, Rank};
+use radic_wire::ids::{Epoch, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, Outcome};
 
 use super::machine::name;
@@ -98,6 +98,13 @@ impl World {
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
+    }
+
+    /// Whether a process has crashed so often that it is not brought back: its job ends.
+    pub(super) fn has_failed(&self, process: ProcessId) -> bool {
+        let last = self.processes.iter().rev().find(|of| of.id == process);
+        let last = last.filter(|of| of.ended == Some(ExitStatus::Signal(libc::SIGSEGV)));
+        last.is_some_and(|of| self.crashes.goes_on(process.rank, &name(of.machine), self.checks.launched()))
     }
 
     /// Nothing is left of the job on any node that can be reached.
