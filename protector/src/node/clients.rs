@@ -285,6 +285,13 @@ impl Node {
         let Some(Client::Resuming { suspension, resumption, protectors }) = self.clients.remove(&client) else { return };
         let (job, placement, session) = (suspension.job, suspension.ward.placement.clone(), self.session(client));
         let home = placement.home().clone();
+        // Of a home that is lost already nothing would ever be heard.
+        if let Some(lost) = placement.nodes.iter().chain(&protectors).find(|node| !self.is_member(node)) {
+            let why = format!("{} was lost meanwhile; it can be resumed again", lost.name);
+            self.tell_all_removed(job);
+            self.clients.insert(client, Client::Idle);
+            return self.fail(client, why);
+        }
         self.send(&home, PeerMessage::ToHome(job, ToHome::Resume { suspension, resumption, protectors, session }));
         let shown = Shown { protected: true, ..Shown::default() };
         self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown });

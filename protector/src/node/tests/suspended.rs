@@ -128,6 +128,32 @@ fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
     assert!(!cluster.nodes[&name(2)].knows(job));
 }
 
+/// A node where ranks are to go on is lost while the command gives to log services what they are to have. The command is told, and they forget that.
+#[test]
+fn a_job_whose_next_node_is_lost_already_does_not_go_on() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let suspension = cluster.suspend_and_end(4, 7, job);
+    assert!(cluster.begin_to_resume(4, 8, &suspension));
+    let Some(Client::Resuming { suspension, .. }) = cluster.nodes[&name(4)].clients.get(&ClientId(8)) else { panic!("it waits") };
+    let nodes = suspension.ward.placement.nodes.clone();
+    let lost = (1..4).find(|node| nodes.contains(&id(*node))).expect("three ranks are not all on one node");
+    cluster.kill_all(&[lost]);
+    cluster.run_until(|c| c.nodes[&name(4)].view().is_some_and(|view| view.members.len() == 3));
+    cluster.orders.clear();
+    cluster.ask(4, 8, Request::BeginResumed);
+    cluster.run_until(|c| !matches!(c.replies(8).last(), Some(Reply::Resuming(_))));
+    cluster.run_for(LATENCY * 2);
+    let told = cluster.replies(8).last();
+    assert!(matches!(told, Some(Reply::Error(why)) if why.contains("was lost meanwhile; it can be resumed again")), "{told:?}");
+    let forget = (1..=4).filter(|node| *node != lost);
+    assert!(
+        forget.into_iter().all(|node| cluster.orders.contains(&(name(node), StoreOrder::RemoveJob(job)))),
+        "{:?}",
+        cluster.orders
+    );
+}
+
 /// The word of a command that has given up comes when another one resumes the job: it would take what the other one has given to the protectors.
 #[test]
 fn a_late_word_of_another_resumption_takes_nothing() {
