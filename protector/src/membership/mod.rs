@@ -7,7 +7,7 @@
 //! another boot and is another member, so acceptors may live in memory. What is agreed on are the [`Change`]s, and every acceptor
 //! computes the view from them ([`View::next`]). All consensus messages carry the sender's view number and are about the view
 //! after it. A member that is behind is told how the newest view came about instead of being answered, so an instance is never
-//! entered twice. It passes every view between, because what it does about a loss depends on the view that has it ([`steps`]).
+//! entered twice. It passes every view between, because what it does about a loss depends on the view that has it.
 //!
 //! *Leader*: the first member that this one does not suspect and that is not leaving. The others send it their changes, and again
 //! by a timer until a view holds them. It puts all changes that it knows into one view. This is only for liveness: ballots keep
