@@ -90,11 +90,11 @@ impl World {
         {
             return self.counts.limits += 1;
         }
+        self.counts.failed += 1;
         if self.has_lost_all() && matches!(outcome.reason, EndReason::NodeLost { .. }) {
             // Documented: the nodes of the job and their protectors are lost at once, and with them all that was known of it.
-            return self.counts.limits += 1;
+            return;
         }
-        self.counts.failed += 1;
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());

@@ -90,7 +90,7 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
         plan.faults = (9..19).flat_map(&mut both).collect();
     };
     // Seeds whose crashes hit what is broken; nothing is wrong with them else.
-    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 168..198);
+    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 140..170);
     assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
     assert!(violations(seeds, early, often).next().is_some());
 }
