@@ -17,8 +17,9 @@ AT_ONCE=3
 draws() {
     [ "${RADIC_DRAW:-}" = 1 ] && [ "${RADIC_LONG:-}" != 1 ] && [[ $long == *" $1 "* ]]
 }
+# Each is run as Cargo runs it, but not by Cargo, which looks each time at whether anything is to be compiled: a minute for all.
 scenario() {
-    $CARGO test --profile tests --workspace --test "$1" -- --test-threads=1 "${@:2}"
+    (cd tests && "$(grep "/$1-[0-9a-f]*$" "$folder/programs")" --test-threads=1 "${@:2}")
 }
 # A test is drawn by the parity of a checksum of its name and the seed.
 drawn() {
@@ -47,7 +48,9 @@ run() {
 export seed=${RADIC_SEED:-$(date +%s%N)}
 export -f draws scenario drawn run
 [ "${RADIC_DRAW:-}" = 1 ] && echo "RADIC_SEED=$seed draws the same tests"
-$CARGO test --quiet --profile tests --workspace --tests --no-run
+folder=$(realpath "$folder")
+$CARGO test --quiet --profile tests --workspace --tests --no-run --message-format=json-render-diagnostics |
+    sed -n '/#radic-tests@/s/.*"executable":"\([^"]*\)".*/\1/p' >"$folder/programs"
 first=()
 alone=()
 for name in $waiting; do

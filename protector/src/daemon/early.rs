@@ -16,7 +16,6 @@ pub struct Early {
     pub of: OrderNumber,
     /// The order to start it.
     pub number: u64,
-    pub kvsname: String,
     pub back: Return,
     /// What came of starting it, once that is known.
     pub result: Option<Result<Started, SpawnError>>,
@@ -54,8 +53,8 @@ impl Earlies {
     }
 
     /// Takes all.
-    pub fn drain(&mut self) -> Vec<Early> {
-        self.0.drain().map(|(_, early)| early).collect()
+    pub fn drain(&mut self) -> Vec<(ProcessId, Early)> {
+        self.0.drain().collect()
     }
 
     /// Which processes they are.

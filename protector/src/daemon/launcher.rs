@@ -79,6 +79,8 @@ pub struct Started {
     pub pid: i32,
     /// Our end of its PMI connection. A process that is brought back connects itself.
     pub pmi: Option<UnixStream>,
+    /// The key space by whose name it may leave files.
+    pub kvsname: String,
 }
 
 /// How many starts have begun, and how many of them are over and told.
@@ -217,7 +219,7 @@ impl Worker {
         let command = self.command(order, program, dir, theirs.as_raw_fd());
         let (child, child_pid) = self.spawn(command, program)?;
         self.keep(&Ward { group: child_pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
-        Ok(Started { child, child_pid, pid: child_pid, pmi: Some(ours) })
+        Ok(Started { child, child_pid, pid: child_pid, pmi: Some(ours), kvsname: order.kvsname.clone() })
     }
 
     fn command(&self, order: &SpawnOrder, program: &OsStr, dir: &Path, pmi_fd: i32) -> Command {
@@ -249,7 +251,7 @@ impl Worker {
         let (child, child_pid) = self.spawn(with_pipes(command, order.stdin), &program)?;
         let pid = control::kept_by(child_pid).unwrap_or(child_pid);
         self.keep(&Ward { group: pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
-        Ok(Started { child, child_pid, pid, pmi: None })
+        Ok(Started { child, child_pid, pid, pmi: None, kvsname: order.kvsname.clone() })
     }
 
     fn spawn(&mut self, mut command: Command, program: &OsStr) -> Result<(Child, i32), SpawnError> {

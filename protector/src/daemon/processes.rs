@@ -74,7 +74,6 @@ struct Process {
 struct Starting {
     /// The number of the order: another one may take its place.
     number: u64,
-    kvsname: String,
     /// Signals that came before it was there, each once.
     missed: Vec<i32>,
     /// The piece of standard input that came before it was there.
@@ -288,7 +287,7 @@ impl Processes {
     pub fn kill_all(&mut self) {
         let all: Vec<_> = self.processes.keys().copied().collect();
         self.restores.forget(|_| true);
-        self.earlies.drain().into_iter().for_each(|early| self.end_early(early));
+        self.earlies.drain().into_iter().for_each(|(id, early)| self.end_early(id, early));
         all.into_iter().for_each(|id| _ = self.signal(id, libc::SIGKILL));
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
@@ -338,25 +337,25 @@ impl Processes {
             return;
         }
         let Begun { number: of, order, image, report } = begun;
-        let (id, kvsname) = (order.process, order.kvsname.clone());
+        let id = order.process;
         let (number, back) = self.order_restore(*order, image, report);
-        if let Some(before) = self.earlies.add(id, Early { of, number, kvsname, back, result: None }) {
-            self.end_early(before);
+        if let Some(before) = self.earlies.add(id, Early { of, number, back, result: None }) {
+            self.end_early(id, before);
         }
     }
 
-    fn end_early(&mut self, early: Early) {
+    fn end_early(&mut self, id: ProcessId, early: Early) {
         // If it has not been started yet, it is ended when it is: nothing knows the number of its order any more.
-        early.result.into_iter().for_each(|result| _ = self.end_unwanted(result));
+        early.result.into_iter().for_each(|result| _ = self.end_unwanted(id, result));
     }
 
     fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
-        let early = self.earlies.take(ready.order.process, ready.number);
-        let Some(Ready { order, damage, result, .. }) = self.restores.handle_ready(ready) else {
-            early.into_iter().for_each(|early| self.end_early(early));
+        let id = ready.order.process;
+        let early = self.earlies.take(id, ready.number);
+        let Some(Ready { damage, result, .. }) = self.restores.handle_ready(ready) else {
+            early.into_iter().for_each(|early| self.end_early(id, early));
             return Vec::new();
         };
-        let id = order.process;
         let damage = damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(id), text));
         let mut inputs: Vec<Input> = damage.collect();
         match (result, early) {
@@ -366,7 +365,7 @@ impl Processes {
             }
             (Ok(_), None) => unreachable!("what was fetched was begun"),
             (Err(error), early) => {
-                early.into_iter().for_each(|early| self.end_early(early));
+                early.into_iter().for_each(|early| self.end_early(id, early));
                 inputs.push(Input::Fetched(id, Err(error.to_string())));
             }
         }
@@ -375,16 +374,15 @@ impl Processes {
 
     /// The image of a process that was begun early is sound: it is one that is being started, as the node knows from now on.
     fn adopt(&mut self, id: ProcessId, early: Early, arrival: Arrival) -> Vec<Input> {
-        let Early { number, kvsname, back, result, .. } = early;
+        let Early { number, back, result, .. } = early;
         let (missed, stdin, back, arrival) = (Vec::new(), None, Some(back), Some(arrival));
-        self.starting.insert(id, Starting { number, kvsname, missed, stdin, back, arrival });
+        self.starting.insert(id, Starting { number, missed, stdin, back, arrival });
         result.map_or_else(Vec::new, |result| self.handle_started(id, number, result))
     }
 
     fn start(&mut self, id: ProcessId, order: SpawnOrder) {
-        let kvsname = order.kvsname.clone();
         let number = self.launcher.order(Order::Start(id, order));
-        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back: None, arrival: None });
+        self.starting.insert(id, Starting { number, missed: Vec::new(), stdin: None, back: None, arrival: None });
     }
 
     /// Has a process started that is restored. The number of the order to the launcher, and what its death says.
@@ -416,9 +414,9 @@ impl Processes {
     fn handle_started(&mut self, id: ProcessId, number: u64, result: Result<Started, SpawnError>) -> Vec<Input> {
         let Some(result) = self.earlies.handle_started(id, number, result) else { return Vec::new() };
         let starting = self.starting.entry(id);
-        let Entry::Occupied(starting) = starting else { return self.end_unwanted(result) };
+        let Entry::Occupied(starting) = starting else { return self.end_unwanted(id, result) };
         if starting.get().number != number {
-            return self.end_unwanted(result);
+            return self.end_unwanted(id, result);
         }
         let mut starting = starting.remove();
         let (missed, stdin) = (std::mem::take(&mut starting.missed), starting.stdin.take());
@@ -432,20 +430,25 @@ impl Processes {
         inputs
     }
 
-    /// A process was started that is not wanted any more: its job is over, or another incarnation of it begins.
-    fn end_unwanted(&mut self, result: Result<Started, SpawnError>) -> Vec<Input> {
-        if let Ok(started) = result {
-            // It is waited for as any child that is dropped.
-            _ = killpg(Pid::from_raw(started.pid), Signal::SIGKILL);
-            self.launcher.order(Order::Forget { child: started.child_pid, group: started.pid });
+    /// A process was started that is not wanted any more: its job is over, or another incarnation of it begins. Its files are removed
+    /// at once, and when it is gone: it may be in the middle of making one. Restored, it makes those that its image has.
+    fn end_unwanted(&mut self, id: ProcessId, result: Result<Started, SpawnError>) -> Vec<Input> {
+        if let Ok(Started { mut child, child_pid, pid, kvsname, .. }) = result {
+            _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
+            self.launcher.order(Order::Forget { child: child_pid, group: pid });
+            remove_leftovers(&kvsname, id.rank);
+            spawn_local(async move {
+                _ = child.wait().await;
+                remove_leftovers(&kvsname, id.rank);
+            });
         }
         Vec::new()
     }
 
     /// The process is there. Its process id.
     fn register(&mut self, id: ProcessId, starting: Starting, started: Started) -> u32 {
-        let Starting { kvsname, back, .. } = starting;
-        let Started { mut child, child_pid, pid, pmi } = started;
+        let Started { mut child, child_pid, pid, pmi, kvsname } = started;
+        let back = starting.back;
         let mut readers = readers(&mut child);
         if back.is_none() {
             readers.iter_mut().for_each(|(stream, reader)| reader.begin(id, *stream, &self.inputs));
