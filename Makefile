@@ -1,5 +1,5 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
-# make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 6,500 seeds of simulated clusters, some seconds of fuzzing; of the longest
+# make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 5,000 seeds of simulated clusters, some seconds of fuzzing; of the longest
 #              scenarios half of the tests, drawn (RADIC_DRAW=0: all)
 # make check   for the developer's loop: format, lints, unit tests, 500 simulated clusters
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
@@ -95,7 +95,7 @@ fuzz: deps fuzzer
 # Whole clusters of the real state machines with virtual time; a seed that fails is printed with the command that shows it once more.
 # PROFILE=sim compiles it alone, for minutes, and a seed takes two fifths less time.
 # From seed 10000000 on jobs are suspended and resumed, too; from 20000000 on most run as they do by default; from 30000000 on several nodes die at once.
-SEEDS ?= 1..3000 10000000..10000499 20000000..20002499 30000000..30000499
+SEEDS ?= 1..2000 10000000..10000499 20000000..20001999 30000000..30000499
 PROFILE ?= release
 sim: $(if $(filter release,$(PROFILE)),build)
 	$(if $(filter-out release,$(PROFILE)),$(CARGO) build --profile $(PROFILE) -p radic-sim)

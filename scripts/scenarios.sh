@@ -10,7 +10,8 @@ export folder=$1
 shift
 mkdir -p "$folder"
 export CARGO=${CARGO:-cargo}
-export long=" causal faults matrix networks pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
+export long=" causal death faults folders hostile input kubernetes matrix networks pieces protect protect_net protect_replay recover recover_cut recover_links \
+recover_many recover_moments recover_redis recover_together restart ring run slurm ssh suspend threads web "
 # Those that take longest first.
 waiting=" packages gridengine input death folders output config show schedulers "
 AT_ONCE=3
