@@ -229,9 +229,8 @@ impl Outbox {
     /// it may still ask for some of it, so it takes a share of more than one part.
     pub fn append_settled(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, is_owed: bool) -> usize {
         let all = self.part * PARTS_AGAIN;
-        let share = if is_owed { self.share_of(all, queue) } else { self.blocks_for(queue) };
-        let known = known.min(self.bytes_in(queue, self.free_of(all)));
-        self.append_at_most(queue, bytes, self.bytes_in(queue, share).max(known))
+        let owed = if is_owed { self.bytes_in(queue, self.share_of(all, queue)) } else { 0 };
+        self.append_within(queue, bytes, known.max(owed), all)
     }
 
     /// The same, if it is another thread's turn in replay. The first `then` bytes were sent then, perhaps by a third thread or by the one whose turn it is. The call may not

@@ -47,19 +47,23 @@ pub(super) fn losses(before: &Known, after: &Known) -> Vec<Loss> {
     };
     let mut removed: Vec<(usize, Departure)> = after.why.iter().filter_map(removed).collect();
     removed.sort_unstable_by_key(|(place, _)| *place);
-    let views = || (before.view.clone(), after.view.clone());
-    let loss = |(place, how): (usize, Departure)| {
-        let ((before, after), member) = (views(), before.view.members[place].clone());
-        Loss { before, after, member, how }
+    let loss = |(place, how): (usize, Departure)| Loss {
+        before: before.view.clone(),
+        after: after.view.clone(),
+        member: before.view.members[place].clone(),
+        how,
     };
     removed.into_iter().map(loss).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use radic_wire::membership::View;
+    use std::collections::BTreeSet;
 
-    use super::super::sim::member;
+    use radic_wire::membership::{MembershipBody, MembershipMessage, View};
+
+    use super::super::Output;
+    use super::super::sim::{Sim, member};
     use super::super::views::Views;
     use super::*;
 
@@ -96,5 +100,29 @@ mod tests {
         let after = views.next(&before.view, &changes).unwrap();
         let lost: Vec<_> = losses(&before, &after).into_iter().map(|loss| (loss.member.id, loss.how)).collect();
         assert_eq!(lost, [(member(1, 1).id, Departure::Died), (member(3, 1).id, Departure::Left)]);
+    }
+
+    #[test]
+    fn a_member_that_missed_more_than_others_remember_ends() {
+        let mut sim = Sim::formed(17, 3);
+        let (cluster, number) = (sim.newest().cluster, sim.newest().number + 9);
+        let machine = &mut sim.nodes[0].machine;
+        let mut asked = Vec::new();
+        let ended = 'ended: loop {
+            let message = MembershipMessage { cluster: Some(cluster), view: number, body: MembershipBody::Forgotten };
+            machine.handle_message(sim.now, member(9, 1).id, message);
+            sim.now += machine.timing.ask();
+            machine.handle_timeout(sim.now);
+            while let Some(output) = machine.poll_output() {
+                match output {
+                    Output::Send { to, message } if message.body == MembershipBody::Ask => asked.push(to[0].id.name.to_string()),
+                    Output::Outrun { number } => break 'ended number,
+                    _ => {}
+                }
+            }
+        };
+        assert_eq!(ended, number);
+        assert!(asked.len() >= super::super::FORGOTTEN, "{asked:?}");
+        assert_eq!(asked[1..].iter().collect::<BTreeSet<_>>().len(), 2, "each of the others is asked: {asked:?}");
     }
 }
