@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
@@ -23,8 +23,6 @@ use crate::progress::{Progress, Unit};
 const EXCHANGES: [(u64, u32); 2] = [(8, 20_000), (4 << 20, 2_000)];
 /// What the ping-pong program calls half its median round trip, in microseconds.
 const HALF_ROUND_TRIP: &str = "half_round_trip_us";
-/// Launches that are timed.
-const LAUNCHES: u32 = 3;
 
 /// Flags of `radic bench launch`.
 #[derive(Args)]
@@ -38,12 +36,15 @@ pub(crate) struct LaunchArgs {
     /// The library's mpiexec [default: the one beside the program's libmpi]
     #[arg(long)]
     mpiexec: Option<PathBuf>,
-    /// Pairs of runs for each message size
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Pairs of runs for each message size; 0: none
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pairs: u32,
     /// Ranks to launch; 0: none
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(0..=4096))]
     ranks: u32,
+    /// How often they are launched, by each side
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    launches: u32,
     #[command(flatten)]
     plot: PlotArgs,
     /// Print JSON, for programs
@@ -82,17 +83,18 @@ pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
     let program = fs::canonicalize(&program)
         .with_context(|| format!("--program {}: name the program that `make deps` has built, or none", program.display()))?;
     let runs = Runs::new(args.mpi, &program, args.mpiexec.as_deref(), Progress::new(args.json))?;
-    let launches = if args.ranks > 0 { LAUNCHES } else { 0 };
+    ensure!(args.pairs > 0 || args.ranks > 0, "--pairs 0 and --ranks 0: nothing is left to measure");
+    let launches = if args.ranks > 0 { args.launches } else { 0 };
     let steps = u64::from(args.pairs) * EXCHANGES.len() as u64 + u64::from(launches);
     runs.progress.begin("launching", Unit::Steps, Some(steps));
     let temporary = if cluster.connect(None).is_ok() { None } else { Some(Temporary::start(2)?) };
     let cluster = temporary.as_ref().map_or(cluster, |t| &t.cluster);
     let mut bench = Bench { runs, program, cluster };
     let mut pingpong = Vec::new();
-    for (bytes, count) in EXCHANGES {
+    for (bytes, count) in EXCHANGES.into_iter().filter(|_| args.pairs > 0) {
         pingpong.push(bench.pingpong(bytes, count, args.pairs)?);
     }
-    let launch = if args.ranks > 0 { Some(bench.launch(args.ranks)?) } else { None };
+    let launch = if args.ranks > 0 { Some(bench.launch(args.ranks, launches)?) } else { None };
     bench.runs.progress.end();
     let Bench { runs: Runs { mpiexec, .. }, program, .. } = bench;
     let report = Report { library: args.mpi, program, mpiexec, pairs: args.pairs, pingpong, launch };
@@ -154,11 +156,11 @@ impl Bench<'_> {
         Ok(PingPong { bytes, half_round_trip_us: Comparison::of(&times) })
     }
 
-    fn launch(&mut self, ranks: u32) -> Result<Launch> {
+    fn launch(&mut self, ranks: u32, launches: u32) -> Result<Launch> {
         let options = ["--size", "8", "--count", "1"].map(str::to_owned);
         let mut times = Vec::new();
-        for number in 1..=LAUNCHES {
-            self.runs.progress.say(&format!("{ranks} ranks, launch {number} of {LAUNCHES}"));
+        for number in 1..=launches {
+            self.runs.progress.say(&format!("{ranks} ranks, launch {number} of {launches}"));
             let start = Instant::now();
             self.native(ranks, &options)?;
             let native = start.elapsed().as_secs_f64();
