@@ -73,6 +73,17 @@ struct Reading {
     at: (u64, u64),
 }
 
+impl Reading {
+    /// What it is once the reading of this clock is recorded that has come after so many without a record. None: that is this one.
+    fn after(self, clock: u32, skipped: u64) -> Option<Reading> {
+        if self.clock != clock {
+            return Some(self);
+        }
+        let left = self.skipped.checked_sub(skipped.saturating_add(1))?;
+        Some(Reading { skipped: left, ..self })
+    }
+}
+
 /// Where an outcome stood in the log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stood {
@@ -91,10 +102,10 @@ pub(crate) struct Stood {
 pub(crate) enum Left {
     /// Nothing: a call had it.
     Nothing,
-    /// Empty outcomes beyond so many: it is one of them itself.
+    /// Empty outcomes beyond so many: it is one of them itself. If there were as many already, its thread has gone on, and a reading was made after them.
     Empties { passed: u64 },
-    /// The same, and the last reading: it is a reading that was told before its turn, and its thread has gone on.
-    Later { passed: u64 },
+    /// Empty outcomes beyond so many, and what was read since: it is the reading of this clock after so many that were not recorded, and its thread has had it already.
+    Reading { passed: u64, clock: u32, skipped: u64 },
     /// All: it belongs to no call ([`Determinant::Taken`]).
     All,
 }
@@ -288,8 +299,14 @@ impl Journal {
             let taken = thread.taken_after(own, recorded);
             match left {
                 Left::Nothing => (thread.empties, thread.reading) = (0, None),
-                Left::Empties { passed } => (thread.empties, thread.reading) = (thread.empties.saturating_sub(passed), None),
-                Left::Later { passed } => thread.empties = thread.empties.saturating_sub(passed),
+                Left::Empties { passed } => {
+                    thread.reading = thread.reading.filter(|_| thread.empties >= passed);
+                    thread.empties = thread.empties.saturating_sub(passed);
+                }
+                Left::Reading { passed, clock, skipped } => {
+                    thread.reading = thread.reading.and_then(|reading| reading.after(clock, skipped));
+                    thread.empties = thread.empties.saturating_sub(passed);
+                }
                 Left::All => {}
             }
             if left == Left::All {
@@ -391,6 +408,11 @@ impl Journal {
         let at = (self.all_sent, self.threads[thread as usize].sent);
         self.threads[thread as usize].reading = Some(Reading { clock, skipped, difference, at });
         Ok(())
+    }
+
+    /// What `thread` has read last is told from the log, which has it further on.
+    pub(crate) fn forget_reading(&mut self, thread: u32) {
+        self.threads.get_mut(thread as usize).into_iter().for_each(|thread| thread.reading = None);
     }
 
     /// Bytes sent since a moment with these sums, on all streams and by this thread.

@@ -399,8 +399,13 @@ impl Observer {
     }
 
     fn handle_served(&mut self) {
+        self.go_on(Replay::handle_served);
+    }
+
+    /// The next outcome of the log counts as had, in one way or another.
+    fn go_on(&mut self, pass: fn(&mut Replay, &mut Journal)) {
         if let Some(replay) = &mut self.replay {
-            replay.handle_served(&mut self.journal);
+            pass(replay, &mut self.journal);
             self.replayed += 1;
         }
         if self.phase() == Phase::Settled {

@@ -160,8 +160,6 @@ struct Head {
     sent: u64,
     /// Bytes that its own thread had sent, if the log says so.
     own: Option<u64>,
-    /// Where it begins in the journal.
-    position: u64,
     /// Where the outcome's own code begins and ends, from `at` on.
     code: (usize, usize),
 }
@@ -264,8 +262,6 @@ pub struct Replay {
     ahead: Option<(u32, Ahead)>,
     /// How often a call was made to wait for its turn since the log went on last.
     turns: u32,
-    /// Where the readings begin that were told before their turn ([`Served::Early`]).
-    early: Vec<u64>,
 }
 
 /// An outcome that is not asked for: re-execution goes another way.
@@ -302,19 +298,7 @@ impl Replay {
     pub fn new(position: u64, end: u64, thread: u32, buffer: usize) -> Self {
         assert!(position <= end, "a log from {position} to {end}");
         let buffer = vec![0; buffer].into_boxed_slice();
-        Replay {
-            buffer,
-            at: 0,
-            filled: 0,
-            position,
-            end,
-            head: None,
-            starved: false,
-            thread,
-            ahead: None,
-            turns: 0,
-            early: Vec::new(),
-        }
+        Replay { buffer, at: 0, filled: 0, position, end, head: None, starved: false, thread, ahead: None, turns: 0 }
     }
 
     /// Where the log ends.
@@ -371,8 +355,7 @@ impl Replay {
 
     /// The outcome whose code begins there, after one of this thread.
     fn head_at(&self, at: usize, thread: u32) -> Result<Head, Malformed> {
-        let position = self.position + (at - self.at) as u64;
-        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, position, code: (0, 0) };
+        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, code: (0, 0) };
         let mut from = Reader::new(&self.buffer[at..self.filled]);
         loop {
             let start = from.at();
@@ -559,10 +542,9 @@ impl Replay {
             return Ok(Served::Outcome);
         }
         let is_due = match self.look_ahead(journal, thread) {
-            Ahead::Here(Head { begins: None, position, .. }, kind @ Kind::Time { difference, own, .. })
+            Ahead::Here(Head { begins: None, .. }, kind @ Kind::Time { difference, own, .. })
                 if is_record(kind) && self.turns >= READING_TURNS =>
             {
-                self.early.push(position);
                 return Ok(Served::Early(difference, own));
             }
             Ahead::Here(_, kind) => is_record(kind),
@@ -645,13 +627,22 @@ impl Replay {
     /// The outcome was given to the program, whole.
     pub fn handle_served(&mut self, journal: &mut Journal) {
         let Some(head) = self.head else { return };
-        let early = self.early.iter().position(|early| *early == head.position).map(|at| self.early.swap_remove(at));
-        let left = match (early, self.outcome()) {
-            (Some(_), _) => Left::Later { passed: head.empties },
-            (None, Some(Determinant::Nothing)) => Left::Empties { passed: head.empties.saturating_add(1) },
-            (None, Some(Determinant::Taken)) if head.begins.is_none() => Left::All,
-            (None, _) => Left::Nothing,
+        let left = match self.outcome() {
+            Some(Determinant::Nothing) => Left::Empties { passed: head.empties.saturating_add(1) },
+            Some(Determinant::Taken) if head.begins.is_none() => Left::All,
+            _ => Left::Nothing,
         };
+        self.go_on(journal, head, left);
+    }
+
+    /// The reading that is next was had already ([`Replay::time_next`]): by the rule, or before its turn. Its thread may have gone on since.
+    pub(crate) fn handle_had(&mut self, journal: &mut Journal) {
+        let Some(head) = self.head else { return };
+        let Some(Determinant::Time { clock, skipped, .. }) = self.outcome() else { return };
+        self.go_on(journal, head, Left::Reading { passed: head.empties, clock, skipped });
+    }
+
+    fn go_on(&mut self, journal: &mut Journal, head: Head, left: Left) {
         self.head = None;
         journal.handle_served(Stood { number: head.thread, begins: head.begins, sent: head.sent, own: head.own }, left);
         (self.ahead, self.turns) = (None, 0);

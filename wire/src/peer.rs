@@ -577,6 +577,8 @@ pub struct HostReport {
     pub keys: Vec<(String, String)>,
     /// Its ranks, if all of them are in the next fence.
     pub waiting: Vec<Rank>,
+    /// What rank 0 is to get of standard input, if it was brought back there and has caught up with its log.
+    pub stdin: StdinWanted,
     /// It was told to end all of this, for the job restarts from the beginning.
     pub restarts: bool,
 }

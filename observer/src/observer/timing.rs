@@ -40,6 +40,7 @@ impl Observer {
                 }
                 Served::Early(difference, readings) => {
                     let told = self.journal.clocks.by_early_record(thread, clock, difference, readings)?;
+                    self.journal.forget_reading(thread);
                     return Ok(Reading::Again(told));
                 }
                 Served::Fetch => Wait::Log,
@@ -81,13 +82,13 @@ impl Observer {
         self.serve_bytes(ask, room, another, "less is read of the process manager's answer than then").map(Input::Again)
     }
 
-    /// Readings that are next in the log, and that the image has already.
+    /// Readings that are next in the log, and that were had already: the image has them, or they were by the rule and have a record only for what left later.
     pub(super) fn pass_readings(&mut self) -> Result<(), Error> {
         while let Some(replay) = &mut self.replay
             && let Some((thread, clock, skipped)) = replay.time_next(&self.journal)?
             && self.journal.clocks.handle_recorded(thread, clock, skipped)?
         {
-            self.handle_served();
+            self.go_on(Replay::handle_had);
         }
         Ok(())
     }

@@ -238,9 +238,40 @@ fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
     replay.handle_served(&mut now);
     let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
     assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was told");
-    replay.handle_served(&mut now);
+    replay.handle_had(&mut now);
     assert_eq!(now.empties(0), 1);
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
+}
+
+/// A reading by the rule has a record for what its thread printed later. On the way back the thread has gone on when that record is next: it has found nothing since, and has read
+/// the clock once more. Both still count, the reading as the first one after the record.
+#[test]
+fn what_a_thread_has_had_since_a_reading_still_counts_when_that_is_passed() {
+    let mut then = journal();
+    then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
+    then.append(0, &Determinant::Time { clock: 0, skipped: 0, difference: 0 }).unwrap();
+    then.handle_empty(0).unwrap();
+    then.append(0, &Determinant::Recv { fd: 2, len: 1 }).unwrap();
+    let log = then.poll_ship().unwrap().head.to_vec();
+    let mut replay = Replay::new(0, log.len() as u64, 0, 64);
+    replay.handle_log(0, &log).unwrap();
+    let mut now = journal();
+    let read = |now: &mut Journal| {
+        now.clocks.by_rule(0, 0).unwrap();
+        let (skipped, difference) = now.clocks.as_record(0, 0).unwrap();
+        now.handle_reading(0, 0, skipped, difference).unwrap();
+    };
+    read(&mut now);
+    now.handle_empty(0).unwrap();
+    read(&mut now);
+    assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
+    replay.handle_served(&mut now);
+    let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
+    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was had");
+    replay.handle_had(&mut now);
+    assert_eq!(now.empties(0), 1);
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
+    assert_eq!(now.record_choices(0), Ok(Some((0, 0))));
 }
 
 /// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait for. The other thread may need what this one

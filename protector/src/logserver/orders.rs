@@ -45,6 +45,8 @@ pub enum StoreOrder {
     LinesGivenUp(JobId, Epoch, u64, u64),
     /// Say what is held of the images of this recovery line: [`Reply::LineHeld`].
     HeldOfLine(NodeId, u64, (JobId, Epoch), u64),
+    /// The process was live, says its host: its newest image restores. The process says so itself, but may have crashed before that came.
+    Live(ProcessId),
     /// Refuse all older incarnations of this process than this one, already now: [`StoreOrder::Fence`] follows.
     Silence(ProcessId, Incarnation),
     /// Say which causes are held for processes of this epoch of the job: [`Reply::Causes`] with this number.
@@ -86,6 +88,7 @@ impl LogServer {
             StoreOrder::Revive(revival) => self.revive_job(now, *revival),
             StoreOrder::RefuseBefore(job, incarnations) => self.refuse_before(now, job, &incarnations),
             StoreOrder::Fence(process, incarnation, sets, line) => self.fence(now, process, incarnation, &sets, line),
+            StoreOrder::Live(process) => self.handle_live(process),
             StoreOrder::Silence(process, incarnation) => self.silence(now, process, incarnation),
             StoreOrder::LineComplete(job, epoch, line) => self.handle_line_complete(now, (job, epoch), line),
             StoreOrder::LinesGivenUp(job, epoch, after, to) => self.handle_lines_given_up(now, (job, epoch), (after, to)),

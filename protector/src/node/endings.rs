@@ -8,7 +8,7 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Outcome};
 use radic_wire::limits;
-use radic_wire::peer::{FromHost, HostReport, MpiPhase, PeerMessage, ToHome, ToStore};
+use radic_wire::peer::{FromHost, HostReport, MpiPhase, PeerMessage, StdinWanted, ToHome, ToStore};
 use radic_wire::process::StreamEnd;
 
 use super::Node;
@@ -79,7 +79,8 @@ impl Node {
     pub(super) fn tell_home_of_restart(&mut self, home: &NodeId, job: JobId) {
         let Some(epoch) = self.recovery.endings.restarts.get(&job).copied() else { return };
         let (running, ended, keys, waiting) = Default::default();
-        let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, restarts: true });
+        let said =
+            FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, stdin: StdinWanted::Nothing, restarts: true });
         self.send(home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
     }
 

@@ -597,6 +597,9 @@ impl Home {
         if !report.waiting.is_empty() {
             self.handle_fence(from, report.fence + 1, report.waiting, Vec::new());
         }
+        if self.stdin.wanted == StdinWanted::Nothing && from == self.placement.home() {
+            self.restart_stdin(report.stdin);
+        }
         if !is_first {
             return;
         }

@@ -51,6 +51,8 @@ pub struct Host {
     phase: HostPhase,
     /// If the home is lost: until when the next one may come.
     orphaned: Option<Duration>,
+    /// What rank 0 is to get of standard input, as it said when it was last brought back here.
+    stdin: StdinWanted,
     /// Signals that the ranks were sent on purpose: a rank that ends by one of them is not brought back.
     sent: BTreeSet<i32>,
     /// The ranks are stopped, to be suspended.
@@ -137,6 +139,7 @@ impl Host {
             waiting,
             phase: HostPhase::Open,
             orphaned: None,
+            stdin: StdinWanted::Nothing,
             sent,
             frozen,
             end: None,
@@ -164,7 +167,7 @@ impl Host {
         let stdin = rank == Rank(0);
         if stdin {
             // Its new pipe must stay empty until the rank says what it has read.
-            self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(StdinWanted::Nothing)));
+            self.want_stdin(StdinWanted::Nothing);
         }
         let images = images.clone();
         let order = RestoreOrder { process, incarnation, log, local, replica, images, kvsname, stdin, library };
@@ -267,7 +270,7 @@ impl Host {
         }
         let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
         let (fence, keys) = (self.fence, self.keys.all());
-        let report = HostReport { running, ended, fence, keys, waiting, restarts: self.phase.restarts() };
+        let report = HostReport { running, ended, fence, keys, waiting, stdin: self.stdin, restarts: self.phase.restarts() };
         self.outputs.push_back(HostOutput::ToHome(FromHost::Report(report)));
         for (rank, state) in &self.ranks {
             for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
@@ -695,7 +698,12 @@ impl Host {
 
     /// Rank 0 was brought back and is live. `read`: how much of standard input it has read, if that is known.
     pub fn handle_input_read(&mut self, read: Option<u64>) {
-        let wanted = read.map_or(StdinWanted::Unknown, StdinWanted::From);
+        self.want_stdin(read.map_or(StdinWanted::Unknown, StdinWanted::From));
+    }
+
+    /// The home is told, and so is one that comes only now: an order may bring rank 0 back before this node knows that it is the home.
+    fn want_stdin(&mut self, wanted: StdinWanted) {
+        self.stdin = wanted;
         self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(wanted)));
     }
 

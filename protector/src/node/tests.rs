@@ -19,7 +19,7 @@ use radic_wire::log::ImageRange;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{
-    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, ToHome, ToHost, ToSession, ToStore, Ward,
+    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore, Ward,
 };
 use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd};
 

@@ -119,11 +119,14 @@ impl Node {
         }
     }
 
-    /// A host says that one of its processes has crashed.
+    /// A host says that one of its processes has crashed, by this signal if it was live.
     pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: Option<i32>) {
         let wards = self.recovery.wards.get_mut(&job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&rank)).filter(|p| p.host == *from) else { return };
         protected.crashed = signal;
+        if signal.is_some() {
+            self.outputs.push_back(Output::Store(StoreOrder::Live(ProcessId { job, rank })));
+        }
         self.recover(now, ProcessId { job, rank });
     }
 

@@ -199,7 +199,7 @@ impl Store {
             ToProtector::Forget { connection, for_good } => self.outputs.push_back(Output::Forget(speaker, connection, for_good)),
             ToProtector::FetchJournal { position } => self.fetch(speaker, File::Journal(process), position)?,
             ToProtector::FetchPayload { stream, offset } => self.fetch(speaker, File::Stream(process, stream), offset)?,
-            ToProtector::Live => self.process(process)?.images.restores = 0,
+            ToProtector::Live => self.handle_live(process),
             ToProtector::ImageUseless { image } => self.drop_useless(process, image),
             ToProtector::Closing => self.process(process)?.closing = true,
         }
@@ -321,7 +321,9 @@ impl Store {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };
         let held = if durable { process.journal.written() } else { process.journal.end() };
-        let journal = process.role.replica.map_or(held, |replica| held.min(replica.journal));
+        let held = process.role.replica.map_or(held, |replica| held.min(replica.journal));
+        // What lies before the oldest image that a restart may use is covered by it, here and at the replica, even where the journal itself has not come.
+        let journal = held.max(process.journal.start());
         let (log, bound) = (process.log_bytes, process.log_bound(bound));
         if log <= bound {
             let replica = process.role.replica.map(|replica| replica.payload);
@@ -442,6 +444,11 @@ impl Store {
     /// The job is over.
     pub fn refuse_none(&mut self, job: JobId) {
         self.first.retain(|process, _| process.job != job);
+    }
+
+    /// The process lives again: its newest image restores.
+    pub fn handle_live(&mut self, id: ProcessId) {
+        self.processes.get_mut(&id).into_iter().for_each(|process| process.images.restores = 0);
     }
 
     /// Refuses older incarnations. An image that one of them had under way is dropped.

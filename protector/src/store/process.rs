@@ -171,8 +171,8 @@ impl Process {
     pub(super) fn check_invariants(&self) {
         let Payload { start, end, stable, told, .. } = self.payload;
         assert!(start <= end && told <= stable && stable <= end, "payload {start} to {end}, stable {stable}, told {told}");
-        let journal = (self.journal_stable, self.journal.end());
-        assert!(journal.0 <= journal.1, "its journal is acknowledged up to {} and ends at {}", journal.0, journal.1);
+        let (start, stable, end) = (self.journal.start(), self.journal_stable, self.journal.end());
+        assert!(start <= stable && stable <= end, "journal {start} to {end}, acknowledged up to {stable}");
         let newest = self.images.newest().map(|image| image.number);
         assert!(newest <= Some(self.images.next), "image {newest:?} has a number that was not used");
         assert!(newest.is_some() || self.images.oldest.is_none(), "its log begins at an image that is not there");

@@ -163,7 +163,7 @@ fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     };
     assert_eq!(ends(&mut home), 1);
     let (ended, running, keys, waiting) = (Vec::new(), vec![Rank(1)], Vec::new(), Vec::new());
-    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: false };
+    let report = HostReport { running, ended, fence: 0, keys, waiting, stdin: StdinWanted::Nothing, restarts: false };
     home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report)));
     assert_eq!(ends(&mut home), 1);
 }
@@ -186,6 +186,39 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
         held: Vec::new(),
         causes: (0, ByteBuf::new()),
     }
+}
+
+/// Rank 0 was brought back, and has caught up, before its node knew that it is the home now: what it said of standard input went to the home before. The home hears it
+/// with the report of its host, and asks the terminal; of a second report it learns nothing.
+#[test]
+fn a_home_that_comes_late_hears_what_rank_0_wants_of_standard_input() {
+    let order = order_of(ProcessId { job: JobId::from_bits(1), rank: Rank(0) }, Incarnation::restarted(1));
+    let mut host = Host::adopt(JobId::from_bits(1), &order.ward);
+    host.restore(&order, false, String::new());
+    host.handle_input_read(Some(5));
+    while host.poll_output().is_some() {}
+    let mut reports = || {
+        host.handle_new_home(id(3));
+        let report = |output| match output {
+            HostOutput::ToHome(said @ FromHost::Report(_)) => Some(said),
+            _ => None,
+        };
+        std::iter::from_fn(|| host.poll_output()).find_map(report).expect("a report")
+    };
+    let mut home = adopted();
+    home.handle_message(Duration::ZERO, &id(5), ToHome::Attach(SessionId { node: id(5), number: 1 }));
+    let asked = |home: &mut Home| {
+        let asks = |output| match output {
+            home::HomeOutput::ToSession(_, ToSession::StdinFrom(from)) => Some(from),
+            _ => None,
+        };
+        std::iter::from_fn(|| home.poll_output()).filter_map(asks).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&mut home), []);
+    home.handle_message(Duration::ZERO, &id(3), of_host(reports()));
+    assert_eq!(asked(&mut home), [Some(5)]);
+    home.handle_message(Duration::ZERO, &id(3), of_host(reports()));
+    assert_eq!(asked(&mut home), []);
 }
 
 /// The word to launch the next epoch of a job may come after an order to bring one of its ranks back here, and both while a
@@ -333,7 +366,7 @@ fn a_job_that_was_about_to_restart_does_so_under_its_next_home() {
     let mut home = adopted();
     let ended = vec![(Rank(0), ExitStatus::Signal(9), MpiPhase::Before)];
     let (running, keys, waiting) = (Vec::new(), Vec::new(), Vec::new());
-    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: true };
+    let report = HostReport { running, ended, fence: 0, keys, waiting, stdin: StdinWanted::Nothing, restarts: true };
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Report(report)));
     assert_eq!(home.outcome(), None);
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Anew(_))));
@@ -367,6 +400,7 @@ fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
         fence: 0,
         keys: Vec::new(),
         waiting: Vec::new(),
+        stdin: StdinWanted::Nothing,
         restarts: false,
     };
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Report(report(&[0], &[]))));
@@ -388,7 +422,15 @@ fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
 fn a_rank_that_was_ended_with_its_job_has_not_failed() {
     let mut home = adopted();
     let ended = vec![(Rank(1), ExitStatus::Signal(libc::SIGKILL).with_job(), MpiPhase::Within)];
-    let report = HostReport { running: Vec::new(), ended, fence: 0, keys: Vec::new(), waiting: Vec::new(), restarts: false };
+    let report = HostReport {
+        running: Vec::new(),
+        ended,
+        fence: 0,
+        keys: Vec::new(),
+        waiting: Vec::new(),
+        stdin: StdinWanted::Nothing,
+        restarts: false,
+    };
     home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report)));
     let outcome = home.outcome().expect("it ends");
     assert_eq!(outcome.code, radic_wire::job::exit_code::NODE_LOST);
@@ -406,7 +448,7 @@ fn a_rank_that_comes_back_while_its_job_ends_is_ended() {
     home.handle_message(now, &id(2), of_host(FromHost::Gone));
     std::iter::from_fn(|| home.poll_output()).for_each(drop);
     let (ended, running, keys, waiting) = (Vec::new(), vec![Rank(1)], Vec::new(), Vec::new());
-    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: false };
+    let report = HostReport { running, ended, fence: 0, keys, waiting, stdin: StdinWanted::Nothing, restarts: false };
     home.handle_message(now, &id(2), of_host(FromHost::Report(report)));
     let is_end = |output: home::HomeOutput| matches!(output, home::HomeOutput::ToHost(node, ToHost::End { .. }) if node == id(2));
     assert!(std::iter::from_fn(|| home.poll_output()).any(is_end));

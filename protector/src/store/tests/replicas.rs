@@ -45,6 +45,23 @@ fn a_new_replica_gets_what_is_over_the_bound() {
     assert_eq!(replica.handle_message(speaker(0), &next), Ok(()));
 }
 
+/// An image came before the journal that it covers. Its replica is lost before it has acknowledged any of that: the next one gets what comes after the cut.
+#[test]
+fn what_an_image_covers_is_not_asked_of_the_journal_for_a_new_replica() {
+    let (mut store, mut replica) = (begun(CONFIG), Store::new(CONFIG));
+    let id = speaker(0).process;
+    store.set_replica(id, true);
+    image(&mut store, 0, 4, &[]);
+    store.handle_verified(id, 0, true);
+    store.handle_replica(id, &FromProtector::Committed { image: 0, oldest: 0 });
+    assert!(store.has_image(id));
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 4, bytes: b"after" }).unwrap();
+    said(&mut store);
+    store.set_replica(id, true);
+    pass_on(&mut store, &mut replica);
+    assert_eq!((replica.journal_end(id), store.journal_end(id)), (9, 9));
+}
+
 #[test]
 fn the_last_replica_decides() {
     let mut store = begun(CONFIG);

@@ -141,8 +141,9 @@ impl World {
     /// A thread has come out of the library. It had completed so many calls before.
     pub fn called(&mut self, (pid, thread): Caller, calls: u64, result: Result<(), Error>) {
         if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.threads[thread].calls != calls {
-            let state = self.lib(pid).program.threads[thread].app.state() >> 40;
-            self.trace(|| format!("process {pid}, thread {thread}, call {}: {state:06x}", calls + 1));
+            let app = &self.lib(pid).program.threads[thread].app;
+            let (state, next) = (app.state() >> 40, app.op());
+            self.trace(|| format!("process {pid}, thread {thread}, call {}: {state:06x}, then {next:?}", calls + 1));
             self.after_call((pid, thread));
         }
     }

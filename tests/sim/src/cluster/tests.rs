@@ -306,9 +306,10 @@ fn the_same_seed_is_the_same_story() {
 /// The same as those below, of seeds that have failed as they are run by default.
 #[test]
 fn what_was_found_by_default_stays_mended() {
-    for seed in
-        [20_025_383, 20_057_043, 20_061_157, 20_084_186, 20_119_864, 20_146_532, 20_156_703, 20_160_033, 20_002_308, 20_204_918]
-    {
+    for seed in [
+        20_025_383, 20_057_043, 20_061_157, 20_084_186, 20_119_864, 20_146_532, 20_156_703, 20_160_033, 20_002_308, 20_204_918,
+        20_238_941, 30_021_238, 30_030_131, 30_034_593,
+    ] {
         crate::seeds::run(seed, false);
     }
 }
