@@ -221,8 +221,7 @@ impl Node {
                 self.finish_lost(now, process, known, !waiting.is_empty());
             }
             Purpose::Knows(client, job) => {
-                let known = answers.values().any(|answer| *answer == Answer::Knows(true));
-                self.finish_knows(now, client, job, known, !waiting.is_empty());
+                self.finish_knows(now, client, job, answers.values(), !waiting.is_empty());
             }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };

@@ -8,7 +8,7 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Outcome};
 use radic_wire::limits;
-use radic_wire::peer::{FromHost, HostReport, MpiPhase, PeerMessage, StdinWanted, ToHome, ToStore};
+use radic_wire::peer::{Answer, FromHost, HostReport, MpiPhase, PeerMessage, StdinWanted, ToHome, ToStore};
 use radic_wire::process::StreamEnd;
 
 use super::Node;
@@ -103,11 +103,21 @@ impl Node {
         self.recovery.endings.ended.iter().filter_map(known).collect()
     }
 
+    /// What is known here of a job: a terminal asks whose home is lost.
+    pub(super) fn answer_knows(&self, job: JobId) -> Answer {
+        match self.outcome_of(job) {
+            Some(outcome) => Answer::Ended(outcome),
+            None => Answer::Knows(self.knows(job)),
+        }
+    }
+
+    fn outcome_of(&self, job: JobId) -> Option<Outcome> {
+        self.recovery.endings.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone())
+    }
+
     /// Tells a node that a job is over, and how it has ended.
     pub(super) fn tell_removed(&mut self, to: &NodeId, job: JobId) {
-        let outcome =
-            self.recovery.endings.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
-        self.send(to, PeerMessage::ToStore(job, ToStore::Remove(outcome)));
+        self.send(to, PeerMessage::ToStore(job, ToStore::Remove(self.outcome_of(job))));
     }
 
     /// Tells all nodes that a job is over of which nothing was told.

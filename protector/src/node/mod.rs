@@ -589,7 +589,7 @@ impl Node {
                 self.answer_listener(now, from, call)
             }
             Query::Claim { process, address } => self.answer_claim(now, from, *process, *address),
-            Query::Knows(job) => Answer::Knows(self.knows(*job)),
+            Query::Knows(job) => self.answer_knows(*job),
             Query::Where(process) => {
                 let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));
                 Answer::Where { place: self.place_of(*process), ended }

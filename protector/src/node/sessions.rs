@@ -7,7 +7,7 @@ use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, exit_code};
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
-use radic_wire::peer::{Adoption, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
+use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
 
 use super::calls::Purpose;
 use super::clients::Client;
@@ -140,9 +140,21 @@ impl Node {
         }
     }
 
-    pub(super) fn finish_knows(&mut self, now: Duration, client: ClientId, job: JobId, known: bool, silent: bool) {
+    /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have told some node how that ended, and others nothing.
+    pub(super) fn finish_knows<'a>(
+        &mut self,
+        now: Duration,
+        client: ClientId,
+        job: JobId,
+        answers: impl Iterator<Item = &'a Answer> + Clone,
+        silent: bool,
+    ) {
+        let ended = answers.clone().find_map(|answer| if let Answer::Ended(outcome) = answer { Some(outcome) } else { None });
+        if let Some(outcome) = ended {
+            return self.clients_hear_of_end(job, outcome);
+        }
         let waits = matches!(self.clients.get(&client), Some(Client::Session { shown: Shown { waits: Some(_), .. }, .. }));
-        match (known, silent) {
+        match (answers.into_iter().any(|answer| *answer == Answer::Knows(true)), silent) {
             _ if !waits => {}
             (true, _) => {}
             // They will answer, or be declared dead.

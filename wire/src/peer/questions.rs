@@ -9,7 +9,7 @@ use super::Standing;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use crate::job::JobInfo;
+use crate::job::{JobInfo, Outcome};
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Place, Protection, StreamEnd};
@@ -237,8 +237,10 @@ pub enum Answer {
         /// This is its job's home, and was told that it has ended. Of one that is brought back, to print what it has printed, others know more.
         ended: bool,
     },
-    /// To `Knows`.
+    /// To `Knows`, of a job that is not known to be over.
     Knows(bool),
+    /// To `Knows`: how the job has ended.
+    Ended(Outcome),
     /// To `Final`: none, if it has not, or is not known here.
     Final(Option<StreamEnd>),
     /// To `Hosts`: if so, the protector of that node.
