@@ -104,7 +104,7 @@ pub(crate) enum Left {
     Nothing,
     /// Empty outcomes beyond so many: it is one of them itself. If there were as many already, its thread has gone on, and a reading was made after them.
     Empties { passed: u64 },
-    /// Empty outcomes beyond so many, and what was read since: it is the reading of this clock after so many that were not recorded, and its thread has had it already.
+    /// Empty outcomes beyond so many, and what was read since: it is the reading of this clock after so many that were not recorded, and its thread has made it already.
     Reading { passed: u64, clock: u32, skipped: u64 },
     /// All: it belongs to no call ([`Determinant::Taken`]).
     All,

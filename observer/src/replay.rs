@@ -635,8 +635,8 @@ impl Replay {
         self.go_on(journal, head, left);
     }
 
-    /// The reading that is next was had already ([`Replay::time_next`]): by the rule, or before its turn. Its thread may have gone on since.
-    pub(crate) fn handle_had(&mut self, journal: &mut Journal) {
+    /// The reading that is next was made already ([`Replay::time_next`]): by the rule, or before its turn. Its thread may have gone on since.
+    pub(crate) fn pass_reading(&mut self, journal: &mut Journal) {
         let Some(head) = self.head else { return };
         let Some(Determinant::Time { clock, skipped, .. }) = self.outcome() else { return };
         self.go_on(journal, head, Left::Reading { passed: head.empties, clock, skipped });

@@ -82,13 +82,13 @@ impl Observer {
         self.serve_bytes(ask, room, another, "less is read of the process manager's answer than then").map(Input::Again)
     }
 
-    /// Readings that are next in the log, and that were had already: the image has them, or they were by the rule and have a record only for what left later.
+    /// Readings that are next in the log, and that were made already: the image has them, or they were by the rule and have a record only for what left later.
     pub(super) fn pass_readings(&mut self) -> Result<(), Error> {
         while let Some(replay) = &mut self.replay
             && let Some((thread, clock, skipped)) = replay.time_next(&self.journal)?
             && self.journal.clocks.handle_recorded(thread, clock, skipped)?
         {
-            self.go_on(Replay::handle_had);
+            self.go_on(Replay::pass_reading);
         }
         Ok(())
     }

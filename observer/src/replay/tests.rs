@@ -238,7 +238,7 @@ fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
     replay.handle_served(&mut now);
     let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
     assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was told");
-    replay.handle_had(&mut now);
+    replay.pass_reading(&mut now);
     assert_eq!(now.empties(0), 1);
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
 }
@@ -267,8 +267,8 @@ fn what_a_thread_has_had_since_a_reading_still_counts_when_that_is_passed() {
     assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
     replay.handle_served(&mut now);
     let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
-    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was had");
-    replay.handle_had(&mut now);
+    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was made");
+    replay.pass_reading(&mut now);
     assert_eq!(now.empties(0), 1);
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
     assert_eq!(now.record_choices(0), Ok(Some((0, 0))));

@@ -103,11 +103,11 @@ impl Node {
         self.recovery.endings.ended.iter().filter_map(known).collect()
     }
 
-    /// What is known here of a job: a terminal asks whose home is lost.
+    /// What is known here of a job. Its end alone is told only where nothing of it is left: a command that resumes it must hear of what is.
     pub(super) fn answer_knows(&self, job: JobId) -> Answer {
         match self.outcome_of(job) {
-            Some(outcome) => Answer::Ended(outcome),
-            None => Answer::Knows(self.knows(job)),
+            Some(outcome) if !self.knows(job) => Answer::Ended(outcome),
+            _ => Answer::Knows(self.knows(job)),
         }
     }
 
