@@ -33,8 +33,8 @@ enum Made {
     Mpich(&'static str),
     /// A program of the system, and a file of tests/programs it gets as its last argument.
     Interpreted(&'static str, &'static str),
-    /// A program of the system, and bytes that it gets as a file.
-    Fed(&'static str, fn() -> Vec<u8>),
+    /// A program of the system, and bytes that it gets as a file: so many times as much work.
+    Fed(&'static str, fn(u32) -> Vec<u8>),
 }
 
 struct Program {
@@ -45,14 +45,14 @@ struct Program {
     arguments: &'static [&'static str],
     /// From when on it is saved.
     begun: fn(&Path) -> bool,
-    /// Beyond the comparison.
-    check: fn(&Path),
+    /// Beyond the comparison, after so many times as much work.
+    check: fn(&Path, u32),
     /// Not worth more than one combination and generation in a sample. Takes its time while it is saved: its argument is a file that
     /// appears when that is done.
     large: bool,
 }
 
-const NO_CHECK: fn(&Path) = |_| ();
+const NO_CHECK: fn(&Path, u32) = |_, _| ();
 
 const PROGRAMS: &[Program] = &[
     Program {
@@ -106,7 +106,7 @@ const PROGRAMS: &[Program] = &[
     },
     Program {
         name: "gzip",
-        made: Made::Fed("/usr/bin/gzip", || data(40_000_000)),
+        made: Made::Fed("/usr/bin/gzip", |times| data(40_000_000 * times)),
         arguments: &["-9", "-c", "{input}"],
         begun: wrote,
         check: NO_CHECK,
@@ -114,7 +114,7 @@ const PROGRAMS: &[Program] = &[
     },
     Program {
         name: "xz",
-        made: Made::Fed("/usr/bin/xz", || data(4_000_000)),
+        made: Made::Fed("/usr/bin/xz", |times| data(4_000_000 * times)),
         arguments: &["-6", "-T1", "-c", "{input}"],
         begun: wrote,
         check: NO_CHECK,
@@ -221,12 +221,12 @@ const TRANSACTIONS: u32 = 800;
 const ROWS: u32 = 200;
 
 /// A database in WAL mode: many transactions, an index, a table that shrinks.
-fn statements() -> Vec<u8> {
+fn statements(times: u32) -> Vec<u8> {
     let mut text = String::from(
         "PRAGMA journal_mode = WAL;\nCREATE TABLE numbers (id INTEGER PRIMARY KEY, value INTEGER NOT NULL, text TEXT NOT NULL);\n\
          CREATE INDEX by_value ON numbers (value);\nCREATE TABLE some (value INTEGER NOT NULL);\n",
     );
-    for i in 1..=TRANSACTIONS {
+    for i in 1..=TRANSACTIONS * times {
         text += &format!(
             "BEGIN;\nINSERT INTO numbers (value, text) WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {ROWS})\
              SELECT n * 7919 * {i} % 10007, hex (n * {i}) FROM c;\nINSERT INTO some VALUES ({i}), ({i} * 3);\n\
@@ -236,10 +236,10 @@ fn statements() -> Vec<u8> {
     text.into_bytes()
 }
 
-fn database(place: &Path) {
+fn database(place: &Path, times: u32) {
     let question = "PRAGMA integrity_check; SELECT count (*), min (id), max (id) FROM numbers;";
     let output = Command::new("/usr/bin/sqlite3").arg(place.join("database")).arg(question).output().unwrap();
-    let rows = TRANSACTIONS * ROWS;
+    let rows = TRANSACTIONS * times * ROWS;
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("ok\n{rows}|1|{rows}\n"), "{output:?}");
 }
 
@@ -276,7 +276,7 @@ fn survives(name: &str) {
     let program = &PROGRAMS[index];
     let mut random = Random::new(name);
     if let Some(home) = std::env::var_os(HOME_VARIABLE) {
-        let home = Home { path: home.into() };
+        let home = Home { path: home.into(), times: 1 };
         let drawn = std::env::var(DRAWN_VARIABLE).unwrap().parse().unwrap();
         let all = combinations(index, drawn).into_iter().filter(|combination| combination.ordinary);
         all.for_each(|combination| home.survives_all(program, combination, &home.path.join("nobody"), &mut random));
@@ -286,7 +286,7 @@ fn survives(name: &str) {
     let (mine, others): (Vec<_>, Vec<_>) =
         combinations(index, drawn).into_iter().partition(|combination| !(harness::root() && combination.ordinary));
     let folder = tempfile::tempdir().unwrap();
-    let home = Home::prepare(program, folder.path());
+    let home = Home::prepare(program, folder.path(), 1);
     mine.into_iter().for_each(|combination| home.survives_all(program, combination, &home.path, &mut random));
     if !others.is_empty() {
         home.as_nobody(name, drawn);
@@ -296,17 +296,19 @@ fn survives(name: &str) {
 /// A folder with a program and the result of its undisturbed run.
 struct Home {
     path: PathBuf,
+    /// So many times as much work as at first.
+    times: u32,
 }
 
 impl Home {
-    fn prepare(program: &Program, path: &Path) -> Self {
-        let home = Self { path: path.into() };
+    fn prepare(program: &Program, path: &Path, times: u32) -> Self {
+        let home = Self { path: path.into(), times };
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
         match program.made {
             Made::Compiled(compiler, flags, source) => drop(harness::compile_with(Path::new(compiler), flags, source, path)),
             Made::Mpich(source) => home.compile_mpich(source),
             Made::Interpreted(_, source) => drop(fs::copy(harness::source(source), path.join("input")).unwrap()),
-            Made::Fed(_, bytes) => fs::write(path.join("input"), bytes()).unwrap(),
+            Made::Fed(_, bytes) => fs::write(path.join("input"), bytes(times)).unwrap(),
         }
         let place = home.place(path, "undisturbed");
         let mut process = Process::start(program.name, &mut home.command(program, &place));
@@ -314,7 +316,7 @@ impl Home {
         let errors = fs::read_to_string(place.join("errors")).unwrap();
         assert!(status.code().is_some() && errors.is_empty(), "undisturbed: {status}: {errors}(run scripts/deps.sh?)");
         fs::write(path.join("status"), status.to_string()).unwrap();
-        (program.check)(&place);
+        (program.check)(&place, times);
         home
     }
 
@@ -372,9 +374,17 @@ impl Home {
         assert!(text.contains("1 passed"), "the test did not run: {text}");
     }
 
-    /// One combination, with all its generations: on a busy machine the program may be done before, and is started again.
+    /// One combination, with all its generations: on a busy machine the program may be done before, and is started again; with more to do, where that can be had.
     fn survives_all(&self, program: &Program, combination: Combination, below: &Path, random: &mut Random) {
-        let all = (0..ATTEMPTS).any(|_| self.survives(program, combination, below, random));
+        let survives = |attempt| match program.made {
+            Made::Fed(..) if attempt > 0 => {
+                let folder = tempfile::tempdir_in(below).unwrap();
+                let home = Home::prepare(program, folder.path(), 1u32 << attempt);
+                home.survives(program, combination, below, random)
+            }
+            _ => self.survives(program, combination, below, random),
+        };
+        let all = (0..ATTEMPTS).any(survives);
         assert!(all, "{}: {combination:?}: always done before it could be saved so often", program.name);
     }
 
@@ -423,7 +433,7 @@ impl Home {
         let said = fs::read_to_string(said).unwrap_or_default();
         assert_eq!(said, "", "{label}: {status}: said by the restart");
         compare(&label, status, &self.path, &place);
-        (program.check)(&place);
+        (program.check)(&place, self.times);
         let output = String::from_utf8_lossy(&fs::read(place.join("output")).unwrap()[..]).into_owned();
         let first = output.lines().next().filter(|line| line.is_ascii() && line.len() < 80).unwrap_or_default().to_owned();
         fs::remove_dir_all(&place).unwrap();
