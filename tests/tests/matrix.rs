@@ -29,32 +29,19 @@ struct Library {
     programs: &'static str,
     /// What the path of the libmpi in use ends in, below .deps if that holds it.
     libmpi: &'static str,
-    flags: &'static str,
     /// Below .deps: what LD_LIBRARY_PATH is to be.
     library_path: Option<&'static str>,
 }
 
 const MPICH: Library =
-    Library { name: "mpich", mpi: "mpich", programs: "mpich", libmpi: "mpich/lib/libmpi.so", flags: "", library_path: None };
+    Library { name: "mpich", mpi: "mpich", programs: "mpich", libmpi: "mpich/lib/libmpi.so", library_path: None };
 // Its run-time has no compiler wrapper: it runs what MPICH's has made, for the two have one ABI.
-const INTEL: Library = Library {
-    name: "impi",
-    mpi: "intel",
-    programs: "mpich",
-    libmpi: "impi/lib/libmpi.so",
-    flags: "",
-    library_path: Some("impi/lib"),
-};
+const INTEL: Library =
+    Library { name: "impi", mpi: "intel", programs: "mpich", libmpi: "impi/lib/libmpi.so", library_path: Some("impi/lib") };
 const OPENMPI: Library =
-    Library { name: "openmpi", mpi: "openmpi", programs: "openmpi", libmpi: "/libmpi.so.40", flags: "", library_path: None };
-const OPENMPI5: Library = Library {
-    name: "openmpi5",
-    mpi: "openmpi5",
-    programs: "openmpi5",
-    libmpi: "openmpi5/lib/libmpi.so.40",
-    flags: "",
-    library_path: None,
-};
+    Library { name: "openmpi", mpi: "openmpi", programs: "openmpi", libmpi: "/libmpi.so.40", library_path: None };
+const OPENMPI5: Library =
+    Library { name: "openmpi5", mpi: "openmpi5", programs: "openmpi5", libmpi: "openmpi5/lib/libmpi.so.40", library_path: None };
 
 /// Programs that end with a line `OK NAME ...`, with arguments that make them long enough to be looked at.
 const PROGRAMS: [(&str, &[&str]); 6] = [
@@ -75,7 +62,7 @@ fn deps() -> PathBuf {
 
 impl Library {
     fn start(&self, cluster: &Cluster, ranks: usize, command: &[&str]) -> Running {
-        let job = cluster.job(ranks, self.flags, command).limit(LIMIT);
+        let job = cluster.job(ranks, "", command).limit(LIMIT);
         let job = match self.library_path {
             Some(path) => job.env("LD_LIBRARY_PATH", deps().join(path)),
             None => job,

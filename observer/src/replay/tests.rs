@@ -216,18 +216,24 @@ fn a_thread_that_cannot_be_is_an_error_for_sends_that_were_taken_too() {
     assert_eq!(replay.offer(&journal(), 0, Ask::Recv { fd: 1 }, false), Err(Error::Thread(14)));
 }
 
-/// A reading whose record comes after an outcome of another thread waits for that a while. Then it is told what is recorded, for its thread may hold a lock that the other one needs;
-/// where its record is next it is passed over, and what the thread has found empty since still counts.
-#[test]
-fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
+/// The log of an outcome of thread 1, a reading of thread 0 so much later than its last one, and an outcome of thread 0 after it has found nothing once.
+fn replay_of_a_reading(difference: i64) -> Replay {
     let mut then = journal();
     then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
-    then.append(0, &Determinant::Time { clock: 0, skipped: 0, difference: 900 }).unwrap();
+    then.append(0, &Determinant::Time { clock: 0, skipped: 0, difference }).unwrap();
     then.handle_empty(0).unwrap();
     then.append(0, &Determinant::Recv { fd: 2, len: 1 }).unwrap();
     let log = then.poll_ship().unwrap().head.to_vec();
     let mut replay = Replay::new(0, log.len() as u64, 0, 64);
     replay.handle_log(0, &log).unwrap();
+    replay
+}
+
+/// A reading whose record comes after an outcome of another thread waits for that a while. Then it is told what is recorded, for its thread may hold a lock that the other one needs;
+/// where its record is next it is passed over, and what the thread has found empty since still counts.
+#[test]
+fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
+    let mut replay = replay_of_a_reading(900);
     let mut now = journal();
     let turns = (0..TURNS).take_while(|_| replay.offer_time(&now, 0, (0, 0, 5)) == Ok(Served::Turn)).count();
     assert_eq!(turns, READING_TURNS as usize);
@@ -247,14 +253,7 @@ fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
 /// the clock once more. Both still count, the reading as the first one after the record.
 #[test]
 fn what_a_thread_has_had_since_a_reading_still_counts_when_that_is_passed() {
-    let mut then = journal();
-    then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
-    then.append(0, &Determinant::Time { clock: 0, skipped: 0, difference: 0 }).unwrap();
-    then.handle_empty(0).unwrap();
-    then.append(0, &Determinant::Recv { fd: 2, len: 1 }).unwrap();
-    let log = then.poll_ship().unwrap().head.to_vec();
-    let mut replay = Replay::new(0, log.len() as u64, 0, 64);
-    replay.handle_log(0, &log).unwrap();
+    let mut replay = replay_of_a_reading(0);
     let mut now = journal();
     let read = |now: &mut Journal| {
         now.clocks.by_rule(0, 0).unwrap();

@@ -84,10 +84,6 @@ impl LogServer {
         self.close_older(process, incarnation);
     }
 
-    pub(super) fn handle_live(&mut self, process: ProcessId) {
-        self.store.handle_live(process);
-    }
-
     /// Images of this recovery line of the job count from now on.
     pub fn handle_line_complete(&mut self, now: Duration, (job, epoch): (JobId, Epoch), line: u64) {
         self.now = now;

@@ -88,7 +88,7 @@ impl LogServer {
             StoreOrder::Revive(revival) => self.revive_job(now, *revival),
             StoreOrder::RefuseBefore(job, incarnations) => self.refuse_before(now, job, &incarnations),
             StoreOrder::Fence(process, incarnation, sets, line) => self.fence(now, process, incarnation, &sets, line),
-            StoreOrder::Live(process) => self.handle_live(process),
+            StoreOrder::Live(process) => self.store.handle_live(process),
             StoreOrder::Silence(process, incarnation) => self.silence(now, process, incarnation),
             StoreOrder::LineComplete(job, epoch, line) => self.handle_line_complete(now, (job, epoch), line),
             StoreOrder::LinesGivenUp(job, epoch, after, to) => self.handle_lines_given_up(now, (job, epoch), (after, to)),

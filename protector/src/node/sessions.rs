@@ -146,7 +146,7 @@ impl Node {
         now: Duration,
         client: ClientId,
         job: JobId,
-        answers: impl Iterator<Item = &'a Answer> + Clone,
+        mut answers: impl Iterator<Item = &'a Answer> + Clone,
         silent: bool,
     ) {
         let ended = answers.clone().find_map(|answer| if let Answer::Ended(outcome) = answer { Some(outcome) } else { None });
@@ -154,7 +154,7 @@ impl Node {
             return self.clients_hear_of_end(job, outcome);
         }
         let waits = matches!(self.clients.get(&client), Some(Client::Session { shown: Shown { waits: Some(_), .. }, .. }));
-        match (answers.into_iter().any(|answer| *answer == Answer::Knows(true)), silent) {
+        match (answers.any(|answer| *answer == Answer::Knows(true)), silent) {
             _ if !waits => {}
             (true, _) => {}
             // They will answer, or be declared dead.
