@@ -132,6 +132,28 @@ pub(super) enum Purpose {
     Knows(ClientId, JobId),
 }
 
+impl Purpose {
+    /// The command that has asked for this.
+    fn client(&self) -> Option<ClientId> {
+        match self {
+            Purpose::Status(client)
+            | Purpose::Find(client, ..)
+            | Purpose::Events(client)
+            | Purpose::Checkpoint(client, _)
+            | Purpose::Sizes(client, _)
+            | Purpose::Node(client)
+            | Purpose::Traffic(client)
+            | Purpose::Away(client, ..)
+            | Purpose::Revive(client, ..)
+            | Purpose::Log(client, _)
+            | Purpose::ReadLog(client)
+            | Purpose::Fault(client, ..)
+            | Purpose::Knows(client, _) => Some(*client),
+            _ => None,
+        }
+    }
+}
+
 /// A question to other nodes.
 #[derive(Debug)]
 pub(super) struct Gather {
@@ -194,6 +216,11 @@ impl Node {
         if found || gather.waiting.is_empty() {
             self.finish_gather(now, number);
         }
+    }
+
+    /// A command is gone. What it has asked for is void: a terminal that shows nothing to anybody would take the job's input and output.
+    pub(super) fn forget_questions_of(&mut self, client: ClientId) {
+        self.gathers.retain(|_, gather| gather.purpose.client() != Some(client));
     }
 
     pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {

@@ -162,6 +162,7 @@ impl Node {
 
     pub(super) fn handle_client_gone(&mut self, _now: Duration, client: ClientId) {
         let session = self.session(client);
+        self.forget_questions_of(client);
         match self.clients.remove(&client) {
             Some(Client::Session { job, home, .. } | Client::Killing { job, home } | Client::Suspending { job, home }) => {
                 self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
@@ -226,9 +227,6 @@ impl Node {
         answers: &BTreeMap<NodeId, Answer>,
         silent: &BTreeSet<NodeId>,
     ) {
-        if !self.clients.contains_key(&client) {
-            return; // Nothing has changed anywhere.
-        }
         if let Some(node) = silent.first() {
             return self.fail_for_silence(client, node);
         }
@@ -271,9 +269,7 @@ impl Node {
         let logs = placement.rank_nodes.iter().map(logs).collect();
         let protectors = protectors.iter().map(|member| member.id.clone()).collect();
         suspension.ward.placement = placement;
-        if let Some(state) = self.clients.get_mut(&client) {
-            *state = Client::Resuming { suspension, resumption, protectors };
-        }
+        self.clients.insert(client, Client::Resuming { suspension, resumption, protectors });
         self.reply(client, Reply::Resuming(logs));
     }
 

@@ -176,6 +176,20 @@ fn a_terminal_may_die_and_another_take_over() {
     cluster.run_until(|c| matches!(c.replies(5).last(), Some(Reply::Error(_))));
 }
 
+/// It would show nothing to anybody, and take input and output for itself.
+#[test]
+fn a_terminal_that_is_gone_before_its_job_is_found_takes_nothing_over() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 2);
+    cluster.hello(3, 2, Request::Attach { job: job.to_string() });
+    cluster.post(&name(3), Input::ClientGone(ClientId(2)));
+    cluster.run_for(Duration::from_secs(2));
+    cluster.print(at(job, 0), b"one");
+    cluster.run_for(Duration::from_millis(10));
+    assert_eq!(cluster.printed(1), b"one");
+    assert!(!cluster.replies(1).contains(&Reply::TakenOver));
+}
+
 #[test]
 fn the_death_of_the_terminal_s_node_leaves_the_job_alone() {
     let mut cluster = Cluster::new(3);

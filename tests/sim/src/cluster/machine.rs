@@ -213,7 +213,10 @@ impl World {
                         let is_current = store.incarnation(id).is_some_and(|of| of.epoch == epoch);
                         self.is_up(at) && is_member(at) && store.can_restart(id) && is_current
                     };
-                    let can_restart = (0..self.machines.len()).any(can_restart);
+                    // An image of the program before does not count, once the process executes another one: its log is told before the new one joins.
+                    let of = &self.processes[pid];
+                    let has_begun = !of.has_executed() || of.lib.is_some();
+                    let can_restart = has_begun && (0..self.machines.len()).any(can_restart);
                     let is_live = self.processes[pid].lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
                     self.crashes.handle_crash(id.rank, (machine, epoch, now), can_restart, is_live);
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));

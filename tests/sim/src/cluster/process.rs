@@ -119,6 +119,11 @@ impl Process {
         ObserverId(u64::from(pid) | self.programs << PROGRAM)
     }
 
+    /// Whether it has executed another program.
+    pub fn has_executed(&self) -> bool {
+        self.programs > 0
+    }
+
     /// Its life, once it knows.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.lib.as_ref().map(|lib| lib.observer.incarnation())

@@ -132,6 +132,7 @@ impl World {
         let offset = from.unwrap_or(self.terminal.input_sent);
         let end = (offset + 1 + self.dice.below(12) as u64).min(self.plan.input);
         let data: Vec<u8> = (offset..end).map(|at| self.plan.input_at(at)).collect();
+        self.trace(|| format!("the terminal sends standard input from {offset} to {end}: asked for {from:?}"));
         self.terminal.input_sent = end;
         self.ask(Request::Stdin { offset, data: ByteBuf::from(data) });
     }

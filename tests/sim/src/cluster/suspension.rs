@@ -261,7 +261,7 @@ impl World {
             self.pasts.undo(process, saved.journal.0.end);
         }
         self.command.stage = Stage::Away(folder);
-        self.terminal.leave();
+        self.leave_terminal();
         self.command_later(1_500);
     }
 

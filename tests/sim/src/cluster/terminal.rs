@@ -55,11 +55,6 @@ impl Terminal {
         self.job
     }
 
-    /// Its job is suspended.
-    pub fn leave(&mut self) {
-        (self.at, self.since) = (usize::MAX, None);
-    }
-
     /// Whether it was never shown what a rank has printed here.
     pub fn is_hole(&self, rank: Rank, at: usize) -> bool {
         self.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)))
@@ -191,14 +186,24 @@ impl World {
         self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
     }
 
+    /// Its job is suspended, or another command is the terminal from now on: it has one connection at most, and what it has asked for there is void.
+    pub fn leave_terminal(&mut self) {
+        let Terminal { at, calls, .. } = self.terminal;
+        if at != usize::MAX && self.is_up(at) {
+            self.input_soon(at, Input::ClientGone(ClientId(calls)));
+        }
+        (self.terminal.at, self.terminal.since) = (usize::MAX, None);
+    }
+
     /// A command has resumed the job, and is its terminal from now on.
     pub fn terminal_goes_on(&mut self, at: usize, client: u64) {
+        self.leave_terminal();
         (self.terminal.at, self.terminal.calls, self.terminal.since) = (at, client, None);
     }
 
     /// It is not known whether the job has gone on.
     pub fn terminal_looks(&mut self) {
-        self.terminal.leave();
+        self.leave_terminal();
         self.schedule(self.now + ATTACH, Event::Attach);
     }
 
