@@ -8,8 +8,8 @@
 //! from its beginning: what is stable, and over [`Bounds::kept`] what the own protector has, which answers for it then.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, DefaultHasher};
 
+use foldhash::fast::FixedState;
 use radic_wire::bytes::{Malformed, Writer};
 use radic_wire::causes::{self, Cause};
 use radic_wire::ids::{Incarnation, Rank};
@@ -87,7 +87,7 @@ pub struct Causes {
     held: u64,
     /// Where the journal ended when something was kept last, and the causes before that: what of them the journal depends on.
     recorded: (u64, u64),
-    origins: HashMap<Rank, Origin, BuildHasherDefault<DefaultHasher>>,
+    origins: HashMap<Rank, Origin, FixedState>,
     /// Journals that have become stable, the newest last.
     news: VecDeque<Rank>,
     /// Number of the first of them.

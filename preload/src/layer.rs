@@ -30,7 +30,7 @@ use radic_observer::links::Links;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_wire::address::canonical;
-use radic_wire::determinant::ConnectionId;
+use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
 use rustix::io::Errno;
 
@@ -180,6 +180,10 @@ pub struct Layer {
     pub key: JobKey,
     /// Keys for greetings to processes of other jobs.
     foreign: Vec<(ConnectionId, JobKey)>,
+    /// A short frame, as it leaves; kept for its room.
+    packed: Vec<u8>,
+    /// What a poll has found, at most `READY_FDS`; kept for its room.
+    pub(crate) found: Vec<ReadyFd>,
     /// When outcomes are shipped.
     pub(crate) haste: Haste,
     /// The session with the protector, and its connections.

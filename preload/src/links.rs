@@ -564,7 +564,7 @@ impl Layer {
 
     /// Looks after what is not up.
     pub fn tend_links(&mut self) {
-        self.sockets.tended = sys::now();
+        self.sockets.tended = sys::tick();
         if self.replayer.is_some() {
             return;
         }
@@ -591,7 +591,7 @@ impl Layer {
 
     /// Whether links were not looked after for a while.
     pub fn is_time_to_tend(&self) -> bool {
-        sys::now() - self.sockets.tended >= LOOK_NS
+        sys::tick() - self.sockets.tended >= LOOK_NS
     }
 
     /// What waiting calls listen to.

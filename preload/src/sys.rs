@@ -47,6 +47,15 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The same as of the last tick of the kernel, 1 to 10 ms ago: a quarter of what [`now`] takes. For what is looked after now and then.
+pub fn tick() -> u64 {
+    if asks_kernel() {
+        return clock(libc::CLOCK_MONOTONIC_COARSE).unwrap_or(0) as u64;
+    }
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// The time of a processor that the calling thread has used, in nanoseconds.
 pub fn time_of_thread() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0) as u64

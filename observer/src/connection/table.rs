@@ -1,8 +1,8 @@
 //! The table of a process's connections, by descriptor and by identifier.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, DefaultHasher};
 
+use foldhash::fast::FixedState;
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 
@@ -21,7 +21,7 @@ pub(super) struct Gone {
 
 /// The process that numbers connections is trusted (its greeting carried a MAC), so no random keys are needed, and none are asked of
 /// the system inside the user's program.
-type Index = HashMap<(ConnectionId, bool), u32, BuildHasherDefault<DefaultHasher>>;
+type Index = HashMap<(ConnectionId, bool), u32, FixedState>;
 
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
@@ -36,7 +36,7 @@ pub struct Table {
     pub(super) by_fd: Box<[u32]>,
     pub(super) by_id: Index,
     /// Processes that were restarted, and as what; as few as there were deaths.
-    pub(super) restarted: HashMap<ProcessId, Incarnation, BuildHasherDefault<DefaultHasher>>,
+    pub(super) restarted: HashMap<ProcessId, Incarnation, FixedState>,
     /// This process's job and its epoch. A process of an older epoch may not be dead everywhere yet, and knows connections by the same identifiers.
     pub(super) job: Option<(JobId, Epoch)>,
     /// Number of the next connection that this process opens.
@@ -48,7 +48,7 @@ pub struct Table {
     /// Opened here and forgotten, in this order; images may have them. At most as many as connections.
     pub(super) gone: VecDeque<Gone>,
     /// Accepted here and forgotten; images of their openers may have them. At most as many as connections.
-    pub(super) forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
+    pub(super) forgotten: HashSet<ConnectionId, FixedState>,
     /// The last ones of them that were forgotten for good, on both sides; at most as many as connections.
     pub(super) buried: VecDeque<ConnectionId>,
     /// Connections of which neither side will ask anything any more, and the node does not know that yet; at most as many as connections.

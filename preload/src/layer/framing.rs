@@ -16,7 +16,7 @@ use crate::ops::{BUFFERS, clip, clip_mut, ready};
 use crate::{pointers, sys};
 
 /// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
-const SMALL: usize = 1 << 10;
+pub(super) const SMALL: usize = 2 << 10;
 /// Bytes in a socket that are looked at first, beside as many as are asked for: a header and its causes, as a rule.
 const LOOKED_AT_FIRST: usize = 4 << 10;
 /// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
@@ -169,17 +169,16 @@ impl Layer {
         (skip, most): (usize, usize),
     ) -> Result<bool, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let Some(Leaving { header, payload }) = self.observer.leaving(slot) else { return Ok(false) };
+        let Layer { observer, packed, .. } = self;
+        let Some(Leaving { header, payload }) = observer.leaving(slot) else { return Ok(false) };
         let payload = usize::try_from(payload).unwrap_or(usize::MAX).min(most);
         let (offered, sent) = if skip == 0 && header.len() + payload <= SMALL {
-            let (mut small, mut at) = ([0; SMALL], header.len());
-            small[..at].copy_from_slice(header);
+            packed.clear();
+            packed.extend_from_slice(header);
             for part in buffers {
-                let count = part.len().min(header.len() + payload - at);
-                small[at..at + count].copy_from_slice(&part[..count]);
-                at += count;
+                packed.extend_from_slice(&part[..part.len().min(header.len() + payload - packed.len())]);
             }
-            (at, rustix::net::send(socket, &small[..at], flags)?)
+            (packed.len(), rustix::net::send(socket, packed, flags)?)
         } else {
             let mut parts = clip(buffers, skip, payload);
             parts.insert(0, IoSlice::new(header));

@@ -149,6 +149,8 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         aliases: Vec::with_capacity(16),
         key,
         foreign: Vec::new(),
+        found: Vec::new(),
+        packed: Vec::with_capacity(super::framing::SMALL),
         haste: if causes.is_some() { Haste::lazy() } else { Haste::default() },
         session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
         journal,

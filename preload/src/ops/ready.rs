@@ -449,14 +449,19 @@ fn knows_more(layer: &mut Layer) -> bool {
         || layer.has_ahead()
 }
 
+/// What the kernel reports where something is over.
+const ENDS: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
+
 /// Whether the kernel reports that something is over on a protected connection.
 fn is_end(fd: i32, bits: u32) -> bool {
-    const ENDS: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
     bits & ENDS != 0 && matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
 }
 
 /// Those of an epoll's events.
 fn ended(epoll: i32, events: &[epoll_event]) -> Vec<(i32, u32)> {
+    if events.iter().all(|event| event.events & ENDS == 0) {
+        return Vec::new(); // As a rule: no lock is taken for that.
+    }
     let epolls = EPOLLS.lock();
     let table = epolls.get(epoll);
     let of = |event: &epoll_event| Some((table?.find(event.u64)?.fd, event.events));
@@ -566,7 +571,6 @@ impl<'a> Waiting<'a> {
     }
 
     fn run(mut self, mut layer: Held) -> Result<usize, Errno> {
-        let mut found = Vec::new();
         loop {
             if self.logged
                 && let Some(result) = self.consult(&mut layer)
@@ -586,7 +590,11 @@ impl<'a> Waiting<'a> {
             }
             layer.drain();
             relieve(&mut layer);
-            match self.asked.ask(&mut layer, self.limit.mask, &mut found) {
+            let mut found = std::mem::take(&mut layer.found);
+            found.clear();
+            let asked = self.asked.ask(&mut layer, self.limit.mask, &mut found);
+            layer.found = found;
+            match asked {
                 Ok(0) if self.left() == Some(0) => {
                     if !self.logged || self.has_slept || !layer.gives_way() {
                         return Ok(self.nothing(&mut layer));
@@ -594,7 +602,7 @@ impl<'a> Waiting<'a> {
                     layer = self.give_way(layer)?;
                 }
                 Ok(0) => layer = self.wait(layer)?,
-                Ok(count) => return Ok(self.ready(&mut layer, &found, count)),
+                Ok(count) => return Ok(self.ready(&mut layer, count)),
                 Err(error) => return Err(self.failed(&mut layer, error)),
             }
         }
@@ -698,9 +706,10 @@ impl<'a> Waiting<'a> {
 
     /// Not shipped at once: what the program does next with a readiness set is to receive, and that outcome takes this one along; or to send, and
     /// then the gate ships it.
-    fn ready(&self, layer: &mut Layer, found: &[ReadyFd], count: usize) -> usize {
+    fn ready(&self, layer: &mut Layer, count: usize) -> usize {
         if self.logged {
-            sure(layer.observer.handle_ready(self.thread, self.asked.epoll(), found));
+            let Layer { observer, found, .. } = layer;
+            sure(observer.handle_ready(self.thread, self.asked.epoll(), found));
             counters::add(Counter::Events, 1);
         }
         count

@@ -67,16 +67,16 @@ impl Causes {
 
     /// Forgets the first bytes, which must be whole causes: a replica gets what is left, and must be able to read it.
     fn forget(&mut self, count: usize) -> Result<(), &'static str> {
-        let gone: Vec<u8> = self.bytes.range(..count).copied().collect();
-        if !are_whole(&gone) {
+        let gone = &self.bytes.make_contiguous()[..count];
+        if !are_whole(gone) {
             return Err(SPLIT);
         }
-        self.bytes.drain(..count);
-        self.start += count as u64;
-        for cause in causes::read(&gone).map_while(Result::ok).filter(|cause| cause.origin().0 < limits::RANKS) {
+        for cause in causes::read(gone).map_while(Result::ok).filter(|cause| cause.origin().0 < limits::RANKS) {
             let known = self.forgotten.entry(cause.origin()).or_default();
             *known = cause.to().max(*known);
         }
+        self.bytes.drain(..count);
+        self.start += count as u64;
         Ok(())
     }
 }

@@ -31,7 +31,8 @@ pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>
     // SAFETY: the kernel writes at most `room` events, and reads one mask.
     result(unsafe {
         match mask {
-            None => real!(epoll_wait)(epoll, events.as_mut_ptr(), room, 0),
+            // Not by the C library, which lets another thread cancel this one there: the layer is held.
+            None => libc::syscall(libc::SYS_epoll_wait, epoll, events.as_mut_ptr(), room, 0) as c_int,
             Some(mask) => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, 0, mask),
         }
     })
