@@ -106,6 +106,20 @@ fn while_a_node_has_something_of_a_suspended_job_no_other_forgets_how_that_has_e
     assert!(cluster.begin_to_resume(4, 9, &suspension));
 }
 
+/// A node knows how a suspended job has ended, and has something of it all the same. It says that it has: a terminal may hear of the end alone, a command that resumes the job may not.
+#[test]
+fn a_job_of_which_something_is_left_does_not_go_on_though_its_end_is_known() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let ward = cluster.nodes[&name(1)].hosts[&job].ward();
+    let suspension = cluster.suspend_and_end(4, 7, job);
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    node.guard(job, &[], ward);
+    assert!(node.has_ended(job) && node.knows(job));
+    assert_eq!(node.answer_knows(job), Answer::Knows(true));
+    assert!(!cluster.begin_to_resume(4, 8, &suspension));
+}
+
 /// A command has given what log services are to have, and its node is lost before the home has said that the job goes on.
 #[test]
 fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
