@@ -39,6 +39,11 @@ run() {
     local log=$folder/$1.log begun=$SECONDS tests=() shown
     if draws "$1"; then
         mapfile -t tests < <(drawn "$1")
+        # Nothing drawn would be nothing tried.
+        if [ -z "${tests[*]}" ]; then
+            echo "scenario $1 failed: none of its tests could be drawn"
+            exit 255
+        fi
         tests=(--exact "${tests[@]}")
     fi
     if ! scenario "$1" --nocapture "${tests[@]}" >"$log" 2>&1; then
@@ -51,7 +56,7 @@ run() {
     printf '%s\nscenario %s passed in %s s\n' "$shown" "$1" $((SECONDS - begun))
 }
 export seed=${RADIC_SEED:-$(date +%s%N)}
-export -f draws scenario drawn run
+export -f draws scenario listed drawn run
 [ "${RADIC_DRAW:-}" = 1 ] && echo "RADIC_SEED=$seed draws the same tests"
 folder=$(realpath "$folder")
 $CARGO test --quiet --profile tests --workspace --tests --no-run --message-format=json-render-diagnostics |
