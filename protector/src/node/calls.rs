@@ -149,7 +149,21 @@ impl Purpose {
             | Purpose::ReadLog(client)
             | Purpose::Fault(client, ..)
             | Purpose::Knows(client, _) => Some(*client),
-            _ => None,
+            Purpose::Name { .. }
+            | Purpose::Anew { .. }
+            | Purpose::Listener { .. }
+            | Purpose::Claim { .. }
+            | Purpose::Stable { .. }
+            | Purpose::Where { .. }
+            | Purpose::Final { .. }
+            | Purpose::Release { .. }
+            | Purpose::Unstand { .. }
+            | Purpose::Stand { .. }
+            | Purpose::Hosts { .. }
+            | Purpose::Causes(..)
+            | Purpose::Line(..)
+            | Purpose::Deaths(..)
+            | Purpose::Lost(_) => None,
         }
     }
 }

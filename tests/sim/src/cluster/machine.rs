@@ -217,7 +217,7 @@ impl World {
                     let of = &self.processes[pid];
                     let has_begun = !of.has_executed() || of.lib.is_some();
                     let can_restart = has_begun && (0..self.machines.len()).any(can_restart);
-                    let is_live = self.processes[pid].lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
+                    let is_live = of.lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
                     self.crashes.handle_crash(id.rank, (machine, epoch, now), can_restart, is_live);
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));
                 }

@@ -199,10 +199,7 @@ impl World {
     /// The command ends: it was killed, or it cannot go on.
     pub fn give_up_command(&mut self, why: &str) {
         self.trace(|| format!("the command gives up: {why}"));
-        let (at, client) = (self.command.at, ClientId(self.command.client()));
-        if self.is_up(at) {
-            self.input_soon(at, Input::ClientGone(client));
-        }
+        self.hang_up(self.command.at, self.command.client());
         match std::mem::take(&mut self.command.stage) {
             Stage::Idle => {}
             Stage::Stopping(_) | Stage::Listing(..) => self.suspend_again(),

@@ -186,12 +186,16 @@ impl World {
         self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
     }
 
+    /// A command, or the terminal, ends its connection to a machine, if it has one.
+    pub fn hang_up(&mut self, at: usize, client: u64) {
+        if at != usize::MAX && self.is_up(at) {
+            self.input_soon(at, Input::ClientGone(ClientId(client)));
+        }
+    }
+
     /// Its job is suspended, or another command is the terminal from now on: it has one connection at most, and what it has asked for there is void.
     pub fn leave_terminal(&mut self) {
-        let Terminal { at, calls, .. } = self.terminal;
-        if at != usize::MAX && self.is_up(at) {
-            self.input_soon(at, Input::ClientGone(ClientId(calls)));
-        }
+        self.hang_up(self.terminal.at, self.terminal.calls);
         (self.terminal.at, self.terminal.since) = (usize::MAX, None);
     }
 
