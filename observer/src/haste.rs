@@ -10,13 +10,17 @@ use std::time::Duration;
 const IN_VAIN: u32 = 4;
 /// Time between an outcome and the gate that shipping at once would have used, for one that was not shipped.
 const LONG: Duration = Duration::from_micros(100);
-/// Time until the journal is shipped where nothing waits for it: what others keep of it meanwhile goes with each message.
+/// Time until the journal is shipped where nothing waits for it, if there is enough of it ([`WORTH`]): what others keep of it meanwhile goes with each message.
 const LAZY: Duration = Duration::from_millis(1);
+/// The same if there is less.
+const LAZIEST: Duration = Duration::from_millis(20);
 /// Bytes of journal that are shipped at once in any case: a process that only receives comes to no gate.
 const MUCH: usize = 1 << 10;
 
 /// The same where nothing waits for it: each time the log service takes a processor from a rank, for about as long as a short message takes there and back.
 const MUCH_LAZILY: usize = 8 << 10;
+/// Bytes for which it is worth that.
+const WORTH: usize = 1 << 10;
 
 /// How outcomes are shipped now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +59,11 @@ impl Haste {
         }
     }
 
+    /// The process waits, and so many bytes of journal are not shipped. True: they are to be, now.
+    pub fn handle_nothing(&mut self, now: impl FnOnce() -> Duration, unshipped: usize) -> bool {
+        unshipped > 0 && (!matches!(self.way, Way::Lazily(_)) || self.handle_outcome(now, unshipped))
+    }
+
     /// A receiving call has had an outcome; so many bytes of journal are not shipped. True: they are to be, now.
     pub fn handle_outcome(&mut self, now: impl FnOnce() -> Duration, unshipped: usize) -> bool {
         match &mut self.way {
@@ -68,7 +77,8 @@ impl Haste {
             }
             Way::Lazily(since) => {
                 let now = now();
-                unshipped >= MUCH_LAZILY || now >= *since.get_or_insert(now) + LAZY
+                let limit = if unshipped < WORTH { LAZIEST } else { LAZY };
+                unshipped >= MUCH_LAZILY || now >= *since.get_or_insert(now) + limit
             }
         }
     }
@@ -136,10 +146,21 @@ mod tests {
     fn what_nothing_waits_for_is_shipped_after_a_while() {
         let mut haste = Haste::lazy();
         let begin = Duration::from_secs(1);
-        assert!(!haste.handle_outcome(|| begin, 20) && !haste.handle_outcome(|| begin + LAZY / 2, 40));
-        assert!(haste.handle_outcome(|| begin + LAZY, 60));
+        assert!(!haste.handle_nothing(|| begin, 0), "there is nothing");
+        assert!(!haste.handle_outcome(|| begin, 20) && !haste.handle_outcome(|| begin + LAZY / 2, WORTH));
+        assert!(haste.handle_outcome(|| begin + LAZY, WORTH) && haste.handle_nothing(|| begin + LAZY, WORTH));
+        assert!(!haste.handle_outcome(|| begin + LAZY, WORTH - 1) && haste.handle_outcome(|| begin + LAZIEST, 20));
         haste.handle_shipped();
-        assert!(!haste.handle_outcome(|| begin + LAZY, 20), "it begins anew");
-        assert!(haste.handle_outcome(|| begin + LAZY, MUCH_LAZILY));
+        assert!(!haste.handle_outcome(|| begin + LAZIEST, WORTH), "it begins anew");
+        assert!(haste.handle_outcome(|| begin + LAZIEST, MUCH_LAZILY));
+    }
+
+    #[test]
+    fn a_process_that_waits_ships_what_is_left() {
+        let begin = Duration::from_secs(1);
+        let mut haste = Haste::lazy();
+        assert!(!haste.handle_nothing(|| begin, 20) && haste.handle_nothing(|| begin + LAZIEST, 20));
+        let mut haste = Haste::default();
+        assert!(haste.handle_nothing(|| begin, 20) && !haste.handle_nothing(|| begin, 0));
     }
 }

@@ -26,8 +26,10 @@ enum Access {
     Write,
 }
 
-/// Pages that were there lately, by access and low bits of their number.
-static LATELY: [[AtomicUsize; 64]; 2] = [const { [const { AtomicUsize::new(0) }; 64] }; 2];
+/// How many places for them there are.
+const LATELY_BITS: u32 = 9;
+/// Pages that were there lately, by access and a hash of their number: buffers often lie a power of two apart.
+static LATELY: [[AtomicUsize; 1 << LATELY_BITS]; 2] = [const { [const { AtomicUsize::new(0) }; 1 << LATELY_BITS] }; 2];
 
 /// Whether so many bytes can be read there. A length of 0 always can.
 #[inline]
@@ -59,12 +61,13 @@ fn is_there(start: usize, length: usize, access: Access) -> bool {
     let Some(more) = length.checked_sub(1) else { return true };
     let Some(last) = start.checked_add(more).filter(|last| start >= LOWEST && *last < HIGHEST) else { return false };
     let (first, last) = (start / PAGE, last / PAGE);
-    let (first_known, last_known) = (is_known(first, access), is_known(last, access));
+    let first_known = is_known(first, access);
+    let last_known = if first == last { first_known } else { is_known(last, access) };
     first_known && last_known || look((first, first_known), (last, last_known), access)
 }
 
 fn entry(page: usize, access: Access) -> &'static AtomicUsize {
-    &LATELY[access as usize][page % 64]
+    &LATELY[access as usize][(page ^ page >> LATELY_BITS) % (1 << LATELY_BITS)]
 }
 
 fn is_known(page: usize, access: Access) -> bool {

@@ -46,6 +46,15 @@ impl Layer {
         }
     }
 
+    /// The same when calls have found nothing for a while.
+    pub(super) fn ship_while_waiting(&mut self) {
+        let is_due = self.haste.handle_nothing(self.clock_of_haste(), self.observer.unshipped());
+        // What lies in the log is looked at by shipping, too.
+        if is_due || self.replayer.is_some() || self.session.is_reading() {
+            self.ship();
+        }
+    }
+
     /// Where nothing waits for the journal a tick of the kernel is fine enough.
     fn clock_of_haste(&self) -> fn() -> Duration {
         if self.observer.causes().is_some() { ticks } else { clock }

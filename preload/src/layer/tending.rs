@@ -106,13 +106,18 @@ impl Layer {
         if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
             self.idle = 0;
             self.check_way();
-            self.tend();
+            self.ship_while_waiting();
+            self.tend_rest();
         }
     }
 
     /// Looks after everything that waits.
     pub fn tend(&mut self) {
         self.ship();
+        self.tend_rest();
+    }
+
+    fn tend_rest(&mut self) {
         if !self.observer.is_payload_shipped() || self.bulk.has_unsent() {
             self.ship_payload();
         }
