@@ -24,6 +24,8 @@ const IDLE: u32 = 512;
 const IDLE_DOWN: u32 = 8;
 /// Time between two questions what is stable while the outbox fills, in nanoseconds: less than it takes to fill what is left. A call that waits for room asks by itself.
 const ASK_NS: u64 = 2_000_000;
+/// The same where recovery lines free the outbox: a line takes longer than that, and each question goes from node to node.
+const ASK_WITH_LINES_NS: u64 = 50_000_000;
 
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
@@ -155,7 +157,8 @@ impl Layer {
         if self.observer.outbox().is_pressed() {
             let now = sys::now();
             if now >= self.ask_at {
-                self.ask_at = now + ASK_NS;
+                let has_lines = self.observer.payload().line().is_some();
+                self.ask_at = now + if has_lines { ASK_WITH_LINES_NS } else { ASK_NS };
                 self.hear_node();
                 self.ask_stable();
             }
