@@ -1,5 +1,7 @@
 //! The kernel's readiness calls, by the next library's functions: the checkpoint engine knows their system calls and makes them again, with what is
 //! left of their time, when a checkpoint interrupts them (`ckpt/src/interrupted.rs`). So EINTR is always a signal of the program.
+//!
+//! Calls that do not wait are made while the layer is held: not by the C library's functions, in which another thread may cancel this one.
 
 use std::ptr;
 
@@ -25,17 +27,19 @@ fn span(nanoseconds: Option<u64>) -> Option<timespec> {
     nanoseconds.map(split)
 }
 
+/// Bytes of a mask of signals, as the kernel has it.
+const MASK: usize = size_of::<u64>();
+
 /// What is ready now.
 pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     // SAFETY: the kernel writes at most `room` events, and reads one mask.
     result(unsafe {
         match mask {
-            // Not by the C library, which lets another thread cancel this one there: the layer is held.
-            None => libc::syscall(libc::SYS_epoll_wait, epoll, events.as_mut_ptr(), room, 0) as c_int,
-            Some(mask) => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, 0, mask),
+            None => libc::syscall(libc::SYS_epoll_wait, epoll, events.as_mut_ptr(), room, 0),
+            Some(mask) => libc::syscall(libc::SYS_epoll_pwait, epoll, events.as_mut_ptr(), room, 0, ptr::from_ref(mask), MASK),
         }
-    })
+    } as c_int)
 }
 
 /// Waits for events; in nanoseconds, none: for ever.
@@ -59,11 +63,16 @@ pub fn epoll_within(epoll: i32, events: &mut [epoll_event], time: Option<u64>, m
 
 /// What of `fds` is ready now.
 pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
-    match mask {
-        // SAFETY: the kernel reads and writes the descriptors.
-        None => result(unsafe { real!(poll)(fds.as_mut_ptr(), fds.len() as nfds_t, 0) }),
-        Some(_) => poll_within(fds, Some(0), mask),
-    }
+    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel reads and writes the descriptors and the time, and reads one mask.
+    result(unsafe {
+        match mask {
+            None => libc::syscall(libc::SYS_poll, fds.as_mut_ptr(), fds.len() as nfds_t, 0),
+            Some(mask) => {
+                libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len() as nfds_t, &raw mut time, ptr::from_ref(mask), MASK)
+            }
+        }
+    } as c_int)
 }
 
 /// Waits until one of `fds` is ready; in nanoseconds, none: for ever.
