@@ -50,7 +50,7 @@ impl Layer {
     pub(super) fn ship_while_waiting(&mut self) {
         let is_due = self.haste.handle_nothing(self.clock_of_haste(), self.observer.unshipped());
         // What lies in the log is looked at by shipping, too.
-        if is_due || self.replayer.is_some() || self.session.is_reading() {
+        if is_due || self.session.is_reading() {
             self.ship();
         }
     }

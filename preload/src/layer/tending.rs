@@ -119,6 +119,7 @@ impl Layer {
         self.tend_rest();
     }
 
+    /// The same but for the journal.
     fn tend_rest(&mut self) {
         if !self.observer.is_payload_shipped() || self.bulk.has_unsent() {
             self.ship_payload();
