@@ -112,6 +112,16 @@ impl Clocks {
         self.told(thread, clock).map(|told| told.by_record(difference))
     }
 
+    /// In replay: this one is not made any more, nor are those before it by the rule that are still to come. What follows goes on from it.
+    pub fn by_missed_record(&mut self, thread: u32, clock: u32, skipped: u64, difference: i64) -> Result<(), Error> {
+        let told = self.told(thread, clock)?;
+        let by_rule = i64::try_from(skipped.saturating_sub(told.skipped)).unwrap_or(i64::MAX);
+        told.last = told.last.saturating_add(told.step.saturating_mul(by_rule));
+        told.skipped = skipped;
+        told.by_record(difference);
+        Ok(())
+    }
+
     /// In replay: a record whose turn has not come, after so many readings since the one before. It counts as a reading by the rule until then.
     pub fn by_early_record(&mut self, thread: u32, clock: u32, difference: i64, readings: u64) -> Result<i64, Error> {
         let told = self.told(thread, clock)?;
@@ -180,6 +190,29 @@ mod tests {
         let mut clocks = Clocks::new(1);
         let records = (0..1_000).filter(|at| clocks.read(0, MONOTONIC, 1_000_000 + at * 25).unwrap().1.is_some()).count();
         assert_eq!(records, 2, "the first reading, and one that shows the step");
+    }
+
+    /// Those after it are told as then.
+    #[test]
+    fn a_reading_that_is_not_made_any_more_leaves_the_others_as_they_were() {
+        let (mut then, mut again) = (Clocks::new(1), Clocks::new(1));
+        let readings: Vec<_> =
+            [5_000, 5_025, 5_050, 5_075, 9_000, 70_000].map(|real| then.read(0, MONOTONIC, real).unwrap()).into();
+        let (mut told, mut by_rule) = (Vec::new(), 0);
+        for (at, (_, record)) in readings.iter().enumerate() {
+            match record {
+                // The fourth, which was by the rule, and the fifth are not made.
+                _ if at == 3 => by_rule += 1,
+                Some(Determinant::Time { skipped, difference, .. }) if at == 4 => {
+                    assert_eq!(*skipped, again.rule(0, MONOTONIC).unwrap().0 + by_rule);
+                    again.by_missed_record(0, MONOTONIC, *skipped, *difference).unwrap();
+                }
+                Some(Determinant::Time { difference, .. }) => told.push(again.by_record(0, MONOTONIC, *difference).unwrap()),
+                _ => told.push(again.by_rule(0, MONOTONIC).unwrap()),
+            }
+        }
+        let made: Vec<i64> = [0, 1, 2, 5].map(|at: usize| readings[at].0).into();
+        assert_eq!(told, made);
     }
 
     #[test]

@@ -305,6 +305,10 @@ impl Observer {
                 return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
             };
             let served = replay.offer(&self.journal, thread, ask, blocking)?;
+            if served == Served::Missed {
+                self.handle_missed_reading()?;
+                continue;
+            }
             match replay.outcome().filter(|_| served == Served::Outcome) {
                 Some(Determinant::Taken) => {
                     self.handle_served();
@@ -327,7 +331,7 @@ impl Observer {
             Served::Nothing | Served::Over if sends => return Ok(Verdict::Live),
             Served::Fetch => return Ok(Verdict::Wait(Wait::Log)),
             Served::Turn => return Ok(Verdict::Wait(Wait::Turn)),
-            Served::Nothing | Served::Early(..) => Wait::Event,
+            Served::Nothing | Served::Early(..) | Served::Missed => Wait::Event,
             Served::Over => Wait::Peers,
         };
         if blocking {

@@ -140,6 +140,8 @@ pub enum Served {
     Outcome,
     /// Nothing yet: the program is told that there is nothing, or waits if it waits.
     Nothing,
+    /// A reading of a clock is next, and its thread waits for something else: it is not made any more ([`Replay::pass_missed`]).
+    Missed,
     /// The outcomes of other threads come first: even a call that does not wait waits for its turn.
     Turn,
     /// The log must be fetched further: [`Replay::wanted`].
@@ -198,6 +200,23 @@ impl Head {
     fn empties(&self, journal: &Journal) -> u64 {
         journal.empties_of(self.thread, self.begins)
     }
+}
+
+/// A reading of a clock that is next in the log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NextReading {
+    /// The number of its thread.
+    pub number: u32,
+    /// The name of its thread, if this is its first outcome.
+    pub begins: Option<u64>,
+    /// Empty outcomes of its thread before it.
+    pub empties: u64,
+    /// The clock.
+    pub clock: u32,
+    /// Readings of it before that were not recorded.
+    pub skipped: u64,
+    /// So much later than the last one.
+    pub difference: i64,
 }
 
 /// Of what kind an outcome is, if that matters before its turn.
@@ -503,6 +522,10 @@ impl Replay {
             return Ok(Served::Outcome);
         }
         if at_its_place && blocking && !sends {
+            // Where a lock is free that was taken then, a thread does not look for how long it is to wait for it.
+            if matches!(outcome, Determinant::Time { .. }) && journal.threads() > 1 {
+                return Ok(Served::Missed);
+            }
             // This thread's next outcome answers another question, which it cannot ask before this one is answered.
             return Err(self.diverged(ask.waits_in_vain()));
         }
@@ -514,13 +537,12 @@ impl Replay {
         Ok(Served::Nothing)
     }
 
-    /// The reading that is next in the log, if its thread is given: its place there, the clock, and the readings of it that were not recorded before. It may have been made already:
-    /// the image stands between the reading and what left then.
-    pub(crate) fn time_next(&mut self, journal: &Journal) -> Result<Option<(u32, u32, u64)>, Error> {
+    /// The reading of a clock that is next in the log, if its turn has come.
+    pub(crate) fn reading_next(&mut self, journal: &Journal) -> Result<Option<NextReading>, Error> {
         self.read_head()?;
-        let Some(head) = self.head.filter(|head| head.is_open(journal)) else { return Ok(None) };
-        let Some(Determinant::Time { clock, skipped, .. }) = self.outcome() else { return Ok(None) };
-        Ok(journal.place_at(head.thread, head.begins).map(|place| (place, clock, skipped)))
+        let Some(Head { thread, begins, empties, .. }) = self.head.filter(|head| head.is_open(journal)) else { return Ok(None) };
+        let Some(Determinant::Time { clock, skipped, difference }) = self.outcome() else { return Ok(None) };
+        Ok(Some(NextReading { number: thread, begins, empties, clock, skipped, difference }))
     }
 
     /// What the log has for a reading of a clock, of which `thread` has had so many by the rule since the last record: [`Served::Nothing`] if this one is by the rule, too.
@@ -635,11 +657,17 @@ impl Replay {
         self.go_on(journal, head, left);
     }
 
-    /// The reading that is next was made already ([`Replay::time_next`]): by the rule, or before its turn. Its thread may have gone on since.
+    /// The reading that is next was made already ([`Replay::reading_next`]): by the rule, or before its turn. Its thread may have gone on since.
     pub(crate) fn pass_reading(&mut self, journal: &mut Journal) {
         let Some(head) = self.head else { return };
         let Some(Determinant::Time { clock, skipped, .. }) = self.outcome() else { return };
         self.go_on(journal, head, Left::Reading { passed: head.empties, clock, skipped });
+    }
+
+    /// The reading that is next is not made any more.
+    pub(crate) fn pass_missed(&mut self, journal: &mut Journal) {
+        let Some(head) = self.head else { return };
+        self.go_on(journal, head, Left::Empties { passed: head.empties });
     }
 
     fn go_on(&mut self, journal: &mut Journal, head: Head, left: Left) {

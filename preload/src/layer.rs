@@ -47,6 +47,7 @@ use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
 use crate::session::Channels;
+use crate::standstill::Standstill;
 use crate::threads;
 
 pub use ending::{diverged, end_process, fail, sure};
@@ -93,6 +94,11 @@ fn set_phase(phase: Phase) {
 /// Lets every call pass through from now on: this is a child, or the process ends at once.
 pub fn switch_off() {
     set_phase(Phase::Off);
+}
+
+/// Where a thread waits that wants the layer while another one has it.
+pub fn lock_address() -> usize {
+    LAYER.address()
 }
 
 /// Whether the calling thread is inside the layer.
@@ -205,6 +211,8 @@ pub struct Layer {
     pub(crate) full: Option<(Slot, u64)>,
     /// Threads that sleep in the kernel, in a call that waits.
     pub(crate) sleepers: u32,
+    /// Of a process that catches up: whether any of its threads can go on.
+    pub(crate) standstill: Standstill,
     idle: u32,
     pub(crate) vain: Vain,
 }

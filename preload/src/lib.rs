@@ -44,6 +44,7 @@ mod replay;
 mod restart;
 mod session;
 mod signals;
+mod standstill;
 #[allow(unsafe_code)]
 mod start;
 mod swap;

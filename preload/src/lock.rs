@@ -58,6 +58,11 @@ impl<T> Lock<T> {
         self.state.load(Ordering::Relaxed) != FREE
     }
 
+    /// Where a thread waits for the lock: its futex.
+    pub fn address(&self) -> usize {
+        self.state.as_ptr().addr()
+    }
+
     /// Frees the lock of a guard that was forgotten.
     pub fn unlock_forgotten(&self) {
         drop(Guard(self));

@@ -1,7 +1,7 @@
-"""A server whose threads wake each other by an eventfd, and its client: wakes.py PORT QUESTIONS.
+"""A server whose threads wake each other by an eventfd, and its client: wakes.py PORT QUESTIONS [LOCK].
 
 In rank 1 one thread has the connection, and another one the work: an epoll tells the first that the second has something for it. If it is told too early it finds nothing, and
-nobody tells it again.
+nobody tells it again. As long as there is a file LOCK, the second one looks at the clock after its work, as if it had found a lock taken, and nothing depends on what it sees.
 """
 
 import collections
@@ -16,7 +16,8 @@ from counting import check, connect, is_server, whole
 
 
 class Work:
-    def __init__(self):
+    def __init__(self, lock):
+        self.lock = lock
         self.questions, self.answers = collections.deque(), collections.deque()
         self.asked, self.done = os.eventfd(0, os.EFD_SEMAPHORE), os.eventfd(0, os.EFD_NONBLOCK)
         threading.Thread(target=self.run, daemon=True).start()
@@ -27,13 +28,15 @@ class Work:
             # Long enough for the other thread to wait again.
             time.sleep(0.001)
             self.answers.append(self.questions.popleft() + 1)
+            if self.lock and os.path.exists(self.lock):
+                time.time()
             os.eventfd_write(self.done, 1)
 
 
-def serve(port, questions):
+def serve(port, questions, lock):
     listener = socket.create_server(("127.0.0.1", port))
     connection, _ = listener.accept()
-    work, epoll, answered = Work(), select.epoll(), 0
+    work, epoll, answered = Work(lock), select.epoll(), 0
     epoll.register(connection, select.EPOLLIN)
     epoll.register(work.done, select.EPOLLIN)
     while answered < questions:
@@ -61,5 +64,5 @@ def ask(port, questions):
     print("OK wakes", questions, flush=True)
 
 
-port, questions = int(sys.argv[1]), int(sys.argv[2])
-serve(port, questions) if is_server() else ask(port, questions)
+port, questions, lock = int(sys.argv[1]), int(sys.argv[2]), (sys.argv[3:] + [None])[0]
+serve(port, questions, lock) if is_server() else ask(port, questions)

@@ -35,6 +35,11 @@ fn look(cluster: &Cluster, rank: u32) -> Option<(u32, u64)> {
 
 /// Kills a rank after so many more checkpoints of it, and waits until it is live again.
 fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
+    kill_after(cluster, rank, checkpoints, || {});
+}
+
+/// The same, after something else has been done.
+fn kill_after(cluster: &Cluster, rank: u32, checkpoints: u64, something: impl FnOnce()) {
     let mut events = cluster.events_at("n1");
     let mut found = None;
     let before = look(cluster, rank).map_or(0, |(_, committed)| committed);
@@ -43,6 +48,7 @@ fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
         found.is_some()
     });
     let pid = found.expect("it was waited for").0;
+    something();
     Process::open(pid).expect("a rank that runs").signal(Signal::KILL);
     events.expect("the rank to be live again", SOON, |event| {
         event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank)
@@ -101,6 +107,23 @@ fn a_thread_is_woken_when_the_other_one_has_woken_it() {
         running.until_line(asked);
         kill(&cluster, 1, 1);
     }
+    assert_eq!(finish(running).last().map(String::as_str), Some("OK wakes 3000"));
+    cluster.assert_idle();
+}
+
+/// On the way back a thread does not look at the clock any more, because the lock is free for which it did: the file is gone. Nothing depends on what it saw. The process notices that no
+/// thread of it can go on, and comes back by its log all the same.
+#[test]
+fn a_thread_that_reads_the_clock_less_often_comes_back() {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let lock = cluster.dir().join("lock");
+    fs::write(&lock, "").expect("a file");
+    let program = ["python3", &script("wakes.py"), &free_port(), "3000", &lock.display().to_string()];
+    let mut running = cluster.job(2, "--protect on --ckpt-interval 0.5", &program).limit(LIMIT).start();
+    running.until_line("asked 0");
+    let mut events = cluster.events_at("n1");
+    kill_after(&cluster, 1, 1, || fs::remove_file(&lock).expect("it was there"));
+    assert!(events.wait(Duration::ZERO, |event| event.event == EventName::Restart).is_none(), "it has begun anew");
     assert_eq!(finish(running).last().map(String::as_str), Some("OK wakes 3000"));
     cluster.assert_idle();
 }

@@ -5,7 +5,7 @@ use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
-use super::answers::{Answer, Ready, Receive, Send, Source, Transmit, Wait};
+use super::answers::{Answer, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Link, Phase, Welcome};
@@ -573,4 +573,28 @@ fn a_frame_whose_bytes_are_not_kept_any_more_is_not_finished() {
     observer.handle_protector(&FromProtector::StreamStable { stream, offset: u64::MAX }).unwrap();
     assert_eq!((observer.poll_transmit(slot), observer.poll_dropped(), observer.poll_dropped()), (None, Some(slot), None));
     assert_eq!(observer.table().get(slot).unwrap().link(), Link::Down);
+}
+
+/// The other thread's reading is next in the log, and no thread goes on: that one waits outside, and has made no call yet. When it reads the clock later it is told what it was told then.
+#[test]
+fn a_reading_that_no_thread_makes_is_passed() {
+    let mut then = sender();
+    let stranger = then.begin_thread(77).unwrap();
+    for real in [9_000, 70_000] {
+        then.handle_clock(stranger, 1, real).unwrap();
+    }
+    let mut log = Vec::new();
+    while let Some(ship) = then.poll_journal() {
+        log.extend([ship.head, ship.tail].concat());
+    }
+    let mut again = sender();
+    again.restart(Incarnation::restarted(1), log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 512).unwrap();
+    assert_eq!(again.awaits_reading(), Ok(false), "the log is not here");
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    assert_eq!(again.awaits_reading(), Ok(true));
+    assert_eq!(again.handle_missed_reading(), Ok(true));
+    assert_eq!(again.awaits_reading(), Ok(true), "the second one");
+    let stranger = again.begin_thread(77).unwrap();
+    assert_eq!(again.clock(stranger, 1), Ok(Reading::Again(70_000)));
+    assert_eq!(again.handle_missed_reading(), Ok(false), "the log is over");
 }

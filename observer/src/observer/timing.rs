@@ -5,7 +5,7 @@ use radic_wire::determinant::{Determinant, KernelCall};
 use super::{Answer, Input, Observer, Reading, Verdict, Wait};
 use crate::connection::Waits;
 use crate::error::Error;
-use crate::replay::{Ask, Replay, Served};
+use crate::replay::{Ask, NextReading, Replay, Served};
 
 impl Observer {
     /// The program reads a clock: its place in [`CLOCK_NAMES`](radic_wire::determinant::CLOCK_NAMES).
@@ -33,7 +33,7 @@ impl Observer {
                 },
                 Served::Over if self.settle() => return Ok(Reading::Live),
                 Served::Over if self.may_be_new() => Wait::Peers,
-                Served::Nothing | Served::Over => {
+                Served::Nothing | Served::Over | Served::Missed => {
                     let told = self.journal.clocks.by_rule(thread, clock)?;
                     self.note_reading(thread, clock)?;
                     return Ok(Reading::Again(told));
@@ -84,13 +84,41 @@ impl Observer {
 
     /// Readings that are next in the log, and that were made already: the image has them, or they were by the rule and have a record only for what left later.
     pub(super) fn pass_readings(&mut self) -> Result<(), Error> {
-        while let Some(replay) = &mut self.replay
-            && let Some((thread, clock, skipped)) = replay.time_next(&self.journal)?
+        while let Some(NextReading { number, begins, empties, clock, skipped, .. }) = self.reading_next()?
+            && let Some(thread) = self.journal.place_at(number, begins)
+            // One of several threads may have made another reading, which was not made then, before it came there.
+            && (self.journal.threads() == 1 || self.journal.empties(thread) >= empties)
             && self.journal.clocks.handle_recorded(thread, clock, skipped)?
         {
             self.go_on(Replay::pass_reading);
         }
         Ok(())
+    }
+
+    fn reading_next(&mut self) -> Result<Option<NextReading>, Error> {
+        self.replay.as_mut().map_or(Ok(None), |replay| replay.reading_next(&self.journal))
+    }
+
+    /// Whether a reading of a clock is next in the log: until its thread makes it, no thread has another outcome.
+    pub fn awaits_reading(&mut self) -> Result<bool, Error> {
+        self.pass_readings()?;
+        Ok(self.reading_next()?.is_some())
+    }
+
+    /// The reading that is next in the log is not made any more: no thread of the process can go on, or its own one has gone on without it. A thread that waits for a lock reads the
+    /// clock only if the lock is taken, and which threads meet there is in no log. False: the log goes on with something else.
+    pub fn handle_missed_reading(&mut self) -> Result<bool, Error> {
+        let Some(NextReading { number, begins, clock, skipped, difference, .. }) = self.reading_next()? else { return Ok(false) };
+        // A thread that has made no call yet goes on from this reading; one that has ended makes none.
+        let thread = match begins {
+            Some(name) => Some(self.journal.begin_thread(name)?),
+            None => self.journal.place_at(number, None),
+        };
+        if let Some(thread) = thread {
+            self.journal.clocks.by_missed_record(thread, clock, skipped, difference)?;
+        }
+        self.go_on(Replay::pass_missed);
+        Ok(true)
     }
 
     /// Whether a reading after the end of the log may be a new one. It was by the rule if a peer has bytes that this process is still to send again: before those

@@ -121,7 +121,7 @@ proptest! {
                 _ => (thread, fd),
             };
             match replay.offer(&journal, thread, Ask::Recv { fd }, false).unwrap() {
-                Served::Early(..) => unreachable!("no clock is read"),
+                Served::Early(..) | Served::Missed => unreachable!("no clock is read"),
                 Served::Over => break,
                 Served::Fetch => fetch(&mut replay, &log, most),
                 Served::Nothing => {
@@ -188,7 +188,7 @@ proptest! {
                     left[thread as usize].pop();
                 }
                 // What was found after the last outcome of all is in no log.
-                Served::Early(..) => unreachable!("no clock is read"),
+                Served::Early(..) | Served::Missed => unreachable!("no clock is read"),
                 Served::Over => _ = left[thread as usize].pop(),
             }
         }
@@ -202,7 +202,7 @@ proptest! {
             match replay.offer(&journal, 0, Ask::Recv { fd: 1 }, false) {
                 Ok(Served::Fetch) => fetch(&mut replay, &log, 64),
                 Ok(Served::Outcome) => replay.handle_served(&mut self::journal()),
-                Ok(Served::Nothing | Served::Turn | Served::Early(..) | Served::Over) | Err(_) => break,
+                Ok(Served::Nothing | Served::Turn | Served::Early(..) | Served::Missed | Served::Over) | Err(_) => break,
             }
         }
     }
@@ -242,8 +242,8 @@ fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, true), Ok(Served::Nothing), "the other thread comes first");
     assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
     replay.handle_served(&mut now);
-    let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
-    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was told");
+    let NextReading { number, clock, skipped, .. } = replay.reading_next(&now).unwrap().expect("the record is next");
+    assert_eq!(now.clocks.handle_recorded(number, clock, skipped), Ok(true), "it was told");
     replay.pass_reading(&mut now);
     assert_eq!(now.empties(0), 1);
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
@@ -265,12 +265,28 @@ fn what_a_thread_has_had_since_a_reading_still_counts_when_that_is_passed() {
     read(&mut now);
     assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
     replay.handle_served(&mut now);
-    let (thread, clock, skipped) = replay.time_next(&now).unwrap().expect("the record is next");
-    assert_eq!(now.clocks.handle_recorded(thread, clock, skipped), Ok(true), "it was made");
+    let NextReading { number, clock, skipped, .. } = replay.reading_next(&now).unwrap().expect("the record is next");
+    assert_eq!(now.clocks.handle_recorded(number, clock, skipped), Ok(true), "it was made");
     replay.pass_reading(&mut now);
     assert_eq!(now.empties(0), 1);
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
     assert_eq!(now.record_choices(0), Ok(Some((0, 0))));
+}
+
+/// A thread that waits for something else makes no reading before: it was made for a lock that another thread had. A process with one thread goes another way.
+#[test]
+fn a_thread_that_waits_makes_no_reading_any_more() {
+    let mut replay = replay_of_a_reading(900);
+    let mut now = journal();
+    assert_eq!(replay.offer(&now, 1, Ask::Recv { fd: 1 }, true), Ok(Served::Outcome));
+    replay.handle_served(&mut now);
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Nothing), "it may be made after that");
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, true), Ok(Served::Missed));
+    let mut alone = replay.clone();
+    (1..THREADS).for_each(|thread| now.end_thread(thread));
+    assert!(matches!(alone.offer(&now, 0, Ask::Recv { fd: 2 }, true), Err(Error::Diverged { .. })));
+    replay.pass_missed(&mut now);
+    assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, true), Ok(Served::Outcome));
 }
 
 /// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait for. The other thread may need what this one

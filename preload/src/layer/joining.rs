@@ -30,6 +30,7 @@ use crate::ops::kernel::Used;
 use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
+use crate::standstill::Standstill;
 use crate::{counters, memory, sys};
 
 /// Bytes of the payload log in the process.
@@ -164,6 +165,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         ask_at: 0,
         full: None,
         sleepers: 0,
+        standstill: Standstill::default(),
         idle: 0,
         vain: Vain::default(),
     };

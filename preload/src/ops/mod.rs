@@ -45,12 +45,10 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     let count = polled.iter_mut().zip(all).map(|(to, from)| *to = from).count();
     let turn = turn(&layer).map(|turn| sys::now() + turn);
     let until = deadline.into_iter().chain(layer.due()).chain(turn).min();
-    layer.sleepers += 1;
-    drop(layer);
-    let left = until.map(|until| until.saturating_sub(sys::now()));
-    let polled = ready::wait_for(&polled[..count], left, &signals.mask());
-    let mut layer = layer::enter_again()?;
-    layer.sleepers -= 1;
+    let (mut layer, polled) = without(layer, || {
+        let left = until.map(|until| until.saturating_sub(sys::now()));
+        ready::wait_for(&polled[..count], left, &signals.mask())
+    })?;
     layer.give_signals(signals);
     match polled {
         Ok(0) if deadline.is_some_and(|deadline| deadline <= sys::now()) => Err(Errno::TIMEDOUT),
@@ -61,14 +59,31 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     }
 }
 
+/// Has the calling thread wait for what other threads do first, on the way back. It may be the last one that could go on.
+fn for_turn(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
+    layer.standstill.waiting += 1;
+    layer.look_at_standstill();
+    let mut layer = wait(layer)?;
+    layer.standstill.waiting -= 1;
+    Ok(layer)
+}
+
+/// Has the calling thread sleep in the kernel without the layer.
+fn without<T>(mut layer: Held, sleep: impl FnOnce() -> T) -> Result<(Held, T), Errno> {
+    layer.sleepers += 1;
+    drop(layer);
+    let come = sleep();
+    let mut layer = layer::enter_again()?;
+    layer.sleepers -= 1;
+    Ok((layer, come))
+}
+
 /// The same in a process that is replayed offline. None of its descriptors leads anywhere: it waits for its other threads, a moment, and ends with the command that replays it.
 fn wait_in_replay(mut layer: Held, deadline: Option<u64>) -> Result<Held, Errno> {
     let turn = sys::now() + TURN_NS;
     layer.handle_wait_in_replay();
-    drop(layer);
     let until = deadline.map_or(turn, |deadline| deadline.min(turn));
-    _ = sys::poll(&mut [], Some(sys::span(until.saturating_sub(sys::now()))));
-    let layer = layer::enter_again()?;
+    let (layer, _) = without(layer, || sys::poll(&mut [], Some(sys::span(until.saturating_sub(sys::now())))))?;
     if deadline.is_some_and(|deadline| deadline <= sys::now()) { Err(Errno::TIMEDOUT) } else { Ok(layer) }
 }
 
@@ -92,10 +107,10 @@ pub fn takes_turns(layer: &Layer) -> bool {
 
 /// Waits for what the observer has said, for a call that goes on then. Where other threads may have to make their calls first the layer is not held meanwhile.
 pub fn take_turns(mut layer: Held, what: Wait) -> Result<Held, Errno> {
-    match (what, turn(&layer)) {
-        (Wait::Turn, Some(turn)) => wait_awhile(layer, &[], sys::now() + turn),
-        (Wait::Event | Wait::Peers, Some(turn)) if takes_turns(&layer) => wait_awhile(layer, &[], sys::now() + turn),
-        _ => {
+    let waits_without = what == Wait::Turn || matches!(what, Wait::Event | Wait::Peers) && takes_turns(&layer);
+    match turn(&layer).filter(|_| waits_without) {
+        Some(turn) => for_turn(layer, |layer| wait_awhile(layer, &[], sys::now() + turn)),
+        None => {
             layer.wait_for(what);
             Ok(layer)
         }

@@ -578,7 +578,7 @@ impl<'a> Waiting<'a> {
                 match result {
                     Again::Over(result) => return result,
                     Again::Wait => {
-                        layer = self.wait(layer)?;
+                        layer = super::for_turn(layer, |layer| self.wait(layer))?;
                         continue;
                     }
                     Again::Turn => {
@@ -600,6 +600,10 @@ impl<'a> Waiting<'a> {
                         return Ok(self.nothing(&mut layer));
                     }
                     layer = self.give_way(layer)?;
+                }
+                // It waits for other threads, and none of its descriptors is in the log.
+                Ok(0) if !self.logged && self.limit.time.is_none() => {
+                    layer = super::for_turn(layer, |layer| self.wait(layer))?;
                 }
                 Ok(0) => layer = self.wait(layer)?,
                 Ok(count) => return Ok(self.ready(&mut layer, count)),
@@ -672,12 +676,8 @@ impl<'a> Waiting<'a> {
         if let Some(turn) = super::turn(&layer) {
             left = Some(left.map_or(turn, |left| left.min(turn)));
         }
-        layer.sleepers += 1;
-        drop(layer);
         let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
-        let polled = kernel::poll_within(&mut set, left, Some(&mask));
-        let mut layer = layer::enter_again()?;
-        layer.sleepers -= 1;
+        let (mut layer, polled) = super::without(layer, || kernel::poll_within(&mut set, left, Some(&mask)))?;
         layer.give_signals(signals);
         match polled {
             Ok(_) => Ok(layer),

@@ -296,7 +296,7 @@ fn show(summary: &Summary, json: bool) {
     }
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
-        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, \
+        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, {} readings of a clock that no thread made any more, \
          {} images, {} increments restored, {} links, {} calls left under way, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
@@ -305,6 +305,7 @@ fn show(summary: &Summary, json: bool) {
         counts.job_restarts,
         counts.failed,
         counts.limits,
+        counts.missed_readings,
         counts.commits,
         counts.increments,
         counts.links,

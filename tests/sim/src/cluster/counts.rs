@@ -62,6 +62,8 @@ pub struct Counts {
     pub restarts: u64,
     /// Images that did not restore: in the place of each the one before was taken.
     pub went_back: u64,
+    /// Readings of a clock in a log that no thread made any more.
+    pub missed_readings: u64,
     /// Jobs that restarted from their beginning.
     pub job_restarts: u64,
     /// Links that were made.
@@ -117,6 +119,7 @@ impl Counts {
         self.faults += faults;
         self.failed += failed;
         self.suspensions += other.suspensions;
+        self.missed_readings += other.missed_readings;
         self.under_way += other.under_way;
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;

@@ -80,6 +80,8 @@ pub struct Plan {
     pub useless_images: usize,
     /// Whether each rank has a second thread, if it has connections for one.
     pub threads: bool,
+    /// Whether these threads meet at a lock.
+    pub meets: bool,
     /// Whether each rank but the first executes another program before it does anything.
     pub executes: bool,
     /// Whether no process waits before it sends: what bytes depend on goes with them.
@@ -129,6 +131,11 @@ const AT_ONCE: u64 = 30_000_000;
 /// Not with two threads: that a send was taken is recorded before output without its thread, which is known and not mended (docs/regressions.md).
 fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
+}
+
+/// Every second one of the later seeds.
+fn meets(seed: u64) -> bool {
+    seed >= BY_DEFAULT && Dice::new(seed ^ 0x10c4).one_in(2)
 }
 
 /// Every second seed, if it is causal and has one replica.
@@ -191,6 +198,7 @@ impl Plan {
             bad_images: 40,
             useless_images: [0, 0, 20, 4][Dice::new(seed ^ 0x1a6e).below(4)],
             threads,
+            meets: threads && meets(seed),
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
@@ -226,6 +234,7 @@ impl Plan {
             bad_images: 40,
             useless_images: 0,
             threads,
+            meets: threads && meets(seed),
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),

@@ -228,7 +228,7 @@ impl World {
     }
 
     /// Whether the process runs, and its program has joined.
-    fn has_library(&self, pid: u32) -> bool {
+    pub(super) fn has_library(&self, pid: u32) -> bool {
         self.is_running(pid) && self.processes[pid as usize].lib.is_some()
     }
 

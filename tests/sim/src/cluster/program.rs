@@ -11,6 +11,7 @@ use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::process::{ProgramEnd, ToNode};
 
+use super::locks::Lock;
 use super::plan::Plan;
 use super::world::World;
 use crate::app::{App, Op, mix};
@@ -49,14 +50,33 @@ pub struct Thread {
     rest: Option<Rest>,
     /// It is in the midst of a replayed `recv`: what has come of it.
     partial: Vec<u8>,
+    /// The lock before its next call.
+    pub lock: Lock,
+    /// Calls that came to nothing since any thread went on, on the way back.
+    pub vain: u32,
     /// It has nothing more to do.
     is_over: bool,
 }
 
 impl Thread {
     fn new(app: App) -> Thread {
-        let (owed, connect, calls, rest, partial, is_over) = Default::default();
-        Thread { app, owed, connect, calls, rest, partial, is_over }
+        let (owed, connect, calls, rest, partial, vain, is_over) = Default::default();
+        Thread { app, owed, connect, calls, rest, partial, lock: Lock::Before, vain, is_over }
+    }
+
+    /// Whether it has nothing more to do.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Bytes that are left of what it is in the midst of.
+    pub fn left_of_call(&self) -> usize {
+        self.partial.len() + self.rest.as_ref().map_or(0, |rest| rest.bytes.len() - rest.done)
+    }
+
+    /// Whether it waits for what the network, a pipe or a node does, and not for its turn.
+    pub fn is_elsewhere(&self) -> bool {
+        self.rest.is_some() || self.owed.is_some() || self.connect.is_some()
     }
 
     /// Not while a call waits for room in the outbox: images are made meanwhile, and may be what makes that room.
@@ -127,6 +147,15 @@ impl World {
         }
         let threads = self.lib(pid).program.threads.len();
         let thread = self.dice.below(threads);
+        let before = self.stands(pid);
+        self.go_on((pid, thread));
+        if self.has_library(pid) && !self.lib(pid).session.is_leaving() {
+            self.note_standing((pid, thread), &before);
+        }
+    }
+
+    /// The thread prints, or makes a call.
+    fn go_on(&mut self, (pid, thread): Caller) {
         if self.lib(pid).program.threads[thread].owed.is_some() {
             return self.print((pid, thread));
         }
@@ -144,16 +173,21 @@ impl World {
             let app = &self.lib(pid).program.threads[thread].app;
             let (state, next) = (app.state() >> 40, app.op());
             self.trace(|| format!("process {pid}, thread {thread}, call {}: {state:06x}, then {next:?}", calls + 1));
+            self.lib(pid).program.threads[thread].lock = Lock::Before;
             self.after_call((pid, thread));
         }
     }
 
     fn call_of(&mut self, (pid, thread): Caller) -> Result<(), Error> {
         let caller = (pid, thread);
-        let Thread { app, rest, .. } = &self.lib(pid).program.threads[thread];
-        if let Some(Rest { socket, bytes, blocking, done }) = rest.clone() {
+        let rest = self.lib(pid).program.threads[thread].rest.clone();
+        if let Some(Rest { socket, bytes, blocking, done }) = rest {
             return self.send_bytes(caller, socket, &bytes, blocking, done);
         }
+        if !self.take_lock(caller)? {
+            return Ok(());
+        }
+        let Thread { app, .. } = &self.lib(pid).program.threads[thread];
         match app.op() {
             Op::Fork => {
                 let lib = self.lib(pid);
@@ -304,7 +338,7 @@ impl World {
     }
 
     /// What the clocks of a machine say, in nanoseconds. Machines have booted at different times.
-    fn clock_of(&mut self, at: usize) -> i64 {
+    pub fn clock_of(&mut self, at: usize) -> i64 {
         let since = self.now.as_nanos() as i64 + self.dice.below(40) as i64;
         since + 1_000_000_000 * (1 + at as i64 * 7 % 5)
     }

@@ -1,0 +1,236 @@
+//! Whether any thread of a process that catches up can go on.
+//!
+//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which threads meet at a lock is in no log, so a process that catches
+//! up may not make a reading that its log has next. Its thread may wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the process
+//! ends that. It is known by what the kernel says of each thread: all of them wait without a limit of time, or in the layer for their turn.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::io::Errno;
+
+use crate::layer::{self, Layer, sure};
+use crate::sys;
+
+/// So long nothing has gone on, in nanoseconds.
+const STANDS_NS: u64 = 20_000_000;
+/// Time until the next look, in nanoseconds: at first, and after threads were often found to run.
+const LOOK_NS: u64 = 5_000_000;
+const LATEST_NS: u64 = 1_000_000_000;
+
+/// What is known of the process's threads since its log went on last.
+#[derive(Debug, Default)]
+pub struct Standstill {
+    /// Threads that wait in the layer for their turn.
+    pub waiting: usize,
+    /// Where the log stood.
+    position: u64,
+    /// Since when no thread could go on.
+    since: Option<u64>,
+    /// When it is looked next.
+    next: u64,
+    /// Time from one look to the next.
+    pause: u64,
+}
+
+impl Standstill {
+    /// The log stands at `position`. Whether it has stood there for long, and no thread can go on, as far as `is_still` says.
+    fn look(&mut self, now: u64, position: u64, is_still: impl FnOnce() -> bool) -> bool {
+        if position != self.position {
+            *self = Standstill { position, since: None, next: now + LOOK_NS, pause: LOOK_NS, ..*self };
+        }
+        if now < self.next {
+            return false;
+        }
+        if is_still() {
+            self.pause = LOOK_NS;
+            self.next = now + self.pause;
+            return now - *self.since.get_or_insert(now) >= STANDS_NS;
+        }
+        self.since = None;
+        self.pause = (self.pause * 2).clamp(LOOK_NS, LATEST_NS);
+        self.next = now + self.pause;
+        false
+    }
+}
+
+impl Layer {
+    /// The calling thread is about to wait until its turn comes. If no thread can go on, the reading of a clock that is next in the log is not made any more.
+    pub(crate) fn look_at_standstill(&mut self) {
+        if !self.observer.is_replaying() || !sure(self.observer.awaits_reading()) {
+            return;
+        }
+        let (position, waiting) = (self.observer.log_position(), self.standstill.waiting);
+        if self.standstill.look(sys::now(), position, || all_but(waiting).is_ok_and(|still| still)) {
+            sure(self.observer.handle_missed_reading());
+        }
+    }
+}
+
+/// Whether all of the process's threads but so many, which wait in the layer, wait in the kernel without a limit of time.
+fn all_but(waiting: usize) -> Result<bool, Errno> {
+    let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY)?;
+    let mut room = [MaybeUninit::uninit(); 2048];
+    let (mut entries, mut others) = (RawDir::new(&tasks, &mut room), 0);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if entry.file_name().to_bytes().first().is_some_and(u8::is_ascii_digit) && !waits(&tasks, entry.file_name())? {
+            others += 1;
+            if others > waiting {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(others == waiting)
+}
+
+fn open(at: impl AsFd, path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(at, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Whether the thread of this number waits without a limit of time, outside the layer. One that has ended meanwhile does nothing either.
+fn waits(tasks: &OwnedFd, thread: &CStr) -> Result<bool, Errno> {
+    let (mut path, mut text) = ([0; 32], [0; 256]);
+    let name = [thread.to_bytes(), b"/syscall\0"];
+    let mut rest = &mut path[..];
+    for part in name {
+        let (to, after) = rest.split_at_mut_checked(part.len()).ok_or(Errno::NAMETOOLONG)?;
+        to.copy_from_slice(part);
+        rest = after;
+    }
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::INVAL)?;
+    let count = match open(tasks, path, OFlags::empty()).and_then(|file| rustix::io::read(file, &mut text)) {
+        Err(Errno::NOENT | Errno::SRCH) => return Ok(true),
+        other => other?,
+    };
+    Ok(str::from_utf8(&text[..count]).is_ok_and(|text| Call::of(text).is_some_and(Call::waits)))
+}
+
+/// The system call in which a thread is: its number, and its first arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Call(i64, [u64; 5]);
+
+impl Call {
+    /// As the kernel writes it (proc(5), /proc/pid/syscall): `running`, or the number, six arguments, and two addresses, in hexadecimal but the first.
+    fn of(text: &str) -> Option<Call> {
+        let mut words = text.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut arguments = [0; 5];
+        for argument in &mut arguments {
+            *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        }
+        Some(Call(number, arguments))
+    }
+
+    /// Whether it waits until another thread, or another process, does something.
+    fn waits(self) -> bool {
+        let Call(number, [first, second, third, fourth, fifth]) = self;
+        let for_ever = |time: u64| (time as i32) < 0;
+        match number {
+            libc::SYS_futex => is_wait(second) && fourth == 0 && first != layer::lock_address() as u64,
+            libc::SYS_read | libc::SYS_readv => can_wait(first as i32),
+            libc::SYS_poll => for_ever(third),
+            libc::SYS_epoll_wait | libc::SYS_epoll_pwait => for_ever(fourth),
+            libc::SYS_ppoll | libc::SYS_rt_sigtimedwait => third == 0,
+            libc::SYS_select | libc::SYS_pselect6 => fifth == 0,
+            libc::SYS_pause | libc::SYS_rt_sigsuspend => true,
+            _ => false,
+        }
+    }
+}
+
+/// Whether this is an operation of futex(2) that waits.
+fn is_wait(operation: u64) -> bool {
+    const WAITS: [i32; 4] = [libc::FUTEX_WAIT, libc::FUTEX_WAIT_BITSET, libc::FUTEX_LOCK_PI, libc::FUTEX_WAIT_REQUEUE_PI];
+    WAITS.contains(&(operation as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME)))
+}
+
+/// Whether a read of this descriptor waits for a thread or a process, and not for a disk.
+fn can_wait(fd: i32) -> bool {
+    // An eventfd, like all that has no inode of its own, is of no type.
+    const NONE: u32 = 0;
+    let of = |stat: rustix::fs::Stat| [NONE, libc::S_IFIFO, libc::S_IFSOCK].contains(&(stat.st_mode & libc::S_IFMT));
+    rustix::fs::fstat(sys::borrow(fd)).is_ok_and(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn calls_that_wait_without_a_limit_of_time() {
+        let call = |text: &str| Call::of(text).is_some_and(Call::waits);
+        assert!(!call("running") && !call("") && !call("-1 0x7ffd0 0x7f5a") && !call("0 0x3"));
+        assert!(call("202 0x7f5a 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd0 0x7f5a"), "a wait for a condition");
+        assert!(!call("202 0x7f5a 0x189 0x0 0x7ffd8 0x0 0xffffffff 0x7ffd0 0x7f5a"), "one with a limit");
+        assert!(!call("202 0x7f5a 0x81 0x1 0x0 0x0 0x0 0x7ffd0 0x7f5a"), "a wake");
+        let lock = format!("202 {:#x} 0x80 0x2 0x0 0x0 0x0 0x7ffd0 0x7f5a", layer::lock_address());
+        assert!(!call(&lock), "it waits for the layer");
+        assert!(
+            call("7 0x7f5a 0x1 0xffffffff 0x0 0x0 0x0 0x7ffd0 0x7f5a") && !call("7 0x7f5a 0x1 0x5 0x0 0x0 0x0 0x7ffd0 0x7f5a")
+        );
+        assert!(
+            call("271 0x7f5a 0x1 0x0 0x0 0x8 0x0 0x7ffd0 0x7f5a") && !call("271 0x7f5a 0x1 0x7ffd8 0x0 0x8 0x0 0x7ffd0 0x7f5a")
+        );
+        assert!(!call("35 0x7ffd8 0x0 0x0 0x0 0x0 0x0 0x7ffd0 0x7f5a"), "a sleep");
+    }
+
+    /// Other tests run beside this one: only threads of its own are looked at.
+    #[test]
+    fn what_the_kernel_says_of_threads() {
+        let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY).unwrap();
+        let looks = |number: i32| {
+            let name = std::ffi::CString::new(number.to_string()).unwrap();
+            waits(&tasks, &name).unwrap()
+        };
+        let becomes = |number: i32, still: bool| {
+            let until = Instant::now() + Duration::from_secs(10);
+            while looks(number) != still && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            assert_eq!(looks(number), still, "thread {number}");
+        };
+        let (tell, told) = channel();
+        let (go, goes) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            goes.recv().unwrap();
+            while goes.try_recv().is_err() {}
+        });
+        let number = told.recv().unwrap();
+        becomes(number, true);
+        go.send(()).unwrap();
+        becomes(number, false);
+        go.send(()).unwrap();
+        thread.join().unwrap();
+        becomes(number, true);
+    }
+
+    #[test]
+    fn only_where_nothing_goes_on_for_a_while() {
+        let mut standstill = Standstill::default();
+        let (mut now, mut looks) = (1_000_000_000, 0);
+        let mut run = |position, still: bool, span: u64| {
+            let until = now + span;
+            let mut is_at_one = false;
+            while now < until && !is_at_one {
+                now += 500_000;
+                is_at_one = standstill.look(now, position, || {
+                    looks += 1;
+                    still
+                });
+            }
+            (is_at_one, std::mem::take(&mut looks))
+        };
+        assert_eq!(run(7, true, STANDS_NS), (false, 3));
+        assert_eq!(run(8, true, STANDS_NS), (false, 3), "the log has gone on");
+        let (is_at_one, looks) = run(8, false, 60_000_000_000);
+        assert!(!is_at_one && looks < 80, "{looks} looks in a minute at threads that run");
+        assert_eq!(run(9, true, 1_000_000_000), (true, 5));
+    }
+}
