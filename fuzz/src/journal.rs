@@ -1,7 +1,7 @@
 //! Journals ([`radic_wire::determinant`]), and their replay ([`radic_observer::replay`]): a byte of how the journal comes in pieces, then a journal.
 
 use radic_observer::Error;
-use radic_observer::journal::Journal;
+use radic_observer::journal::{Journal, RESERVE};
 use radic_observer::replay::{Ask, Replay, Served};
 use radic_wire::bytes::Reader;
 use radic_wire::determinant::{Call, Determinant, KernelCall, ReadyFd, ReadySet};
@@ -54,7 +54,7 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
     if threads.max().is_some_and(|most| most >= THREADS) {
         return;
     }
-    let mut journal = Journal::new(limits::LOG_CHUNK, THREADS as usize, limits::DETERMINANT);
+    let mut journal = Journal::new(limits::LOG_CHUNK - RESERVE, THREADS as usize, limits::DETERMINANT);
     for one in all {
         if let Determinant::Begins { name, .. } = one
             && journal.begin_thread(*name).is_err()

@@ -35,6 +35,10 @@ pub struct Ship<'a> {
     pub causes: Option<NewCauses<'a>>,
 }
 
+/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: so many threads, and as much for each. Only such outcomes are short, what is
+/// ready is recorded at once.
+pub const RESERVE: usize = 64 * 128;
+
 /// A place in the table of threads.
 #[derive(Debug, Clone, Copy, Default)]
 struct Thread {
@@ -121,6 +125,8 @@ struct Number {
 #[derive(Debug, Clone)]
 pub struct Journal {
     ring: Ring,
+    /// Bytes that it keeps as a rule.
+    capacity: usize,
     stable: u64,
     shipped: u64,
     /// The threads. Not all of the memory is touched before there are so many.
@@ -144,22 +150,37 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty journal that keeps `capacity` bytes, for so many threads at once; the process's first one has begun. No outcome's code may be longer than
-    /// `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
+    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for so many threads at once; the process's first one has begun. No outcome's code may be longer
+    /// than `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
     ///
     /// # Panics
     /// If the ring could not hold two of the longest codes, or more than one message carries.
     pub fn new(capacity: usize, threads: usize, longest: usize) -> Self {
         let scratch = longest + 48;
-        assert!(capacity >= 2 * scratch && capacity <= limits::LOG_CHUNK && threads > 0, "a journal of {capacity} bytes");
+        let is_shipped_at_once = capacity + RESERVE <= limits::LOG_CHUNK;
+        assert!(capacity >= 2 * scratch && is_shipped_at_once && threads > 0, "a journal of {capacity} bytes");
         let scratch = vec![0; scratch].into_boxed_slice();
         let (mut table, mut numbers) = (Vec::with_capacity(threads), Vec::with_capacity(threads));
         table.push(Thread { alive: true, number: Some(0), ..Thread::default() });
         numbers.push(Some(Number { name: 0, place: Some(0) }));
-        let (ring, threads, most) = (Ring::new(capacity), table, threads);
+        let (ring, threads, most) = (Ring::new(capacity + RESERVE), table, threads);
         let clocks = Clocks::new(most);
         let (stable, shipped, alive) = (0, 0, 1);
-        Journal { ring, stable, shipped, threads, alive, numbers, most, sent: 0, all_sent: 0, thread: 0, clocks, scratch }
+        Journal {
+            ring,
+            capacity,
+            stable,
+            shipped,
+            threads,
+            alive,
+            numbers,
+            most,
+            sent: 0,
+            all_sent: 0,
+            thread: 0,
+            clocks,
+            scratch,
+        }
     }
 
     /// The position after the last outcome.
@@ -185,9 +206,10 @@ impl Journal {
         Span { start: self.ring.start(), end: self.ring.end() }
     }
 
-    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it.
+    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that waits meanwhile, for a node's answer or for a signal, there is
+    /// still room ([`RESERVE`]), also if others fill the journal, or the next log holds less of it.
     pub fn has_room(&self) -> bool {
-        self.ring.capacity() - (self.end() - self.stable) as usize >= self.scratch.len()
+        (self.end() - self.stable) as usize + self.scratch.len() <= self.capacity
     }
 
     // ---- threads
@@ -336,9 +358,6 @@ impl Journal {
     /// The same, if not all of these bytes are the thread's own.
     fn append_between(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64, own_bytes: u64) -> Result<(), Error> {
         let Thread { name, number, empties, sent: own, .. } = self.thread_at(thread)?;
-        if !self.has_room() {
-            return Err(Error::Full("journal"));
-        }
         let sent = self.sent.saturating_sub(bytes);
         let index = number.unwrap_or_else(|| self.free_number());
         let says_own = outcome.is_among_sends() && self.threads() > 1;
@@ -358,8 +377,11 @@ impl Journal {
         own.into_iter().for_each(|bytes| Determinant::Own { bytes }.write(&mut out));
         outcome.write(&mut out);
         let length = out.finish().ok_or(Error::Full("code of one outcome"))?;
-        let needed = (self.ring.end() + length as u64).saturating_sub(self.ring.capacity() as u64);
-        self.ring.trim(needed.max(self.ring.start()));
+        let begin = (self.end() + length as u64).saturating_sub(self.capacity as u64).min(self.stable);
+        self.ring.trim(begin.max(self.ring.start()));
+        if length > self.ring.room() {
+            return Err(Error::Full("journal"));
+        }
         self.ring.push(&self.scratch[..length]);
         let is_taken = *outcome == Determinant::Taken && number.is_some();
         let stood = Stood { number: index, begins: number.is_none().then_some(name), sent, own };
@@ -596,6 +618,30 @@ mod tests {
                 Determinant::read(&mut reader).unwrap();
             }
         }
+    }
+
+    /// Calls of all threads were promised room. Then the journal fills, and the next log has nothing of it.
+    #[test]
+    fn what_was_promised_room_has_it_when_a_log_is_lost() {
+        let mut journal = Journal::new(512, 65, 32);
+        (1..64).for_each(|name| assert_eq!(journal.begin_thread(name), Ok(name as u32)));
+        let outcome = |fd| Determinant::Connected { fd };
+        for fd in 0..1_000 {
+            while !journal.has_room() {
+                journal.poll_ship();
+                journal.handle_stable(journal.end()).unwrap();
+            }
+            journal.append(0, &outcome(fd)).unwrap();
+        }
+        assert!(journal.has_room(), "the calls begin");
+        let start = journal.span().start;
+        assert_eq!(journal.handle_welcome(start), Ok(false));
+        assert!(!journal.has_room(), "the next log has nothing");
+        (0..64).for_each(|thread| journal.append(thread, &outcome(7)).unwrap());
+        assert!(!journal.has_room());
+        assert_eq!(journal.span().start, start, "nothing is lost");
+        let mut more = (0..RESERVE).map(|_| journal.append(0, &outcome(7)));
+        assert_eq!(more.find(Result::is_err), Some(Err(Error::Full("journal"))), "it has a limit");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::causes::{self, Causes};
 use crate::checkpoint::Checkpoints;
 use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
-use crate::journal::Journal;
+use crate::journal::{Journal, RESERVE};
 use crate::outbox::Outbox;
 use crate::packed::Packed;
 use crate::payload::PayloadLog;
@@ -72,7 +72,7 @@ impl Default for Config {
         Config {
             outbox_blocks: 16 << 10,
             outbox_block: 4 << 10,
-            journal: limits::LOG_CHUNK,
+            journal: limits::LOG_CHUNK - RESERVE,
             determinant: limits::DETERMINANT,
             payload: 8 << 20,
             payload_pieces: 16 << 10,

@@ -746,7 +746,8 @@ impl Node {
         self.observers.processes.retain(|process, _| process.job != job);
         self.observers.stable_at.retain(|process, _| process.job != job);
         self.observers.joined.retain(|_, process| process.job != job);
-        self.registry.forget_job(job);
+        let is_protected = self.hosts.get(&job).is_some_and(|host| host.protection().protect == Protect::On);
+        self.registry.forget_job(job, is_protected && !self.has_ended(job));
     }
 
     /// All protected processes that run here or ran lately.

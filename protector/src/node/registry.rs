@@ -94,6 +94,7 @@ impl Registry {
     /// It is over.
     pub fn handle_over(&mut self, job: JobId) {
         self.resumed.remove(&job);
+        self.forget_callers(job);
     }
 
     /// Whether an address of a member may be that of a listener on any other node.
@@ -245,9 +246,16 @@ impl Registry {
         self.left.remove(&process);
     }
 
-    /// Nothing of the job is left here.
-    pub fn forget_job(&mut self, job: JobId) {
+    /// Nothing of the job is left here. If it is not over (`goes_on`) its callers stay known: a call to a process that has ended for a restart from the beginning may be under way, and
+    /// meet the listener of the next epoch, which refuses it by its greeting.
+    pub fn forget_job(&mut self, job: JobId, goes_on: bool) {
         self.left.retain(|process, _| process.job != job);
+        if !goes_on {
+            self.forget_callers(job);
+        }
+    }
+
+    fn forget_callers(&mut self, job: JobId) {
         self.callers.retain(|process, _| process.job != job);
     }
 
@@ -493,7 +501,12 @@ mod tests {
         assert_eq!(known(&registry), Some(connection(1)), "its call may be under way, and meet the next listener");
         registry.forget(process(0));
         assert_eq!(known(&registry), Some(connection(1)), "so it may when another program is executed");
-        registry.forget_job(JobId::from_bits(7));
+        registry.forget_job(JobId::from_bits(7), true);
+        assert_eq!(known(&registry), Some(connection(1)), "and when the job restarts from its beginning");
+        registry.handle_over(JobId::from_bits(7));
+        assert_eq!(known(&registry), None);
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(1), 1));
+        registry.forget_job(JobId::from_bits(7), false);
         assert_eq!(known(&registry), None);
     }
 
