@@ -364,11 +364,14 @@ impl Observer {
         self.replay.is_none() || self.resumed
     }
 
-    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing. The log is
-    /// over all the same.
+    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing, and one of its threads may have read the
+    /// clock more often. The log is over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
         loop {
             self.pass_readings()?;
+            if self.handle_missed_reading()? {
+                continue;
+            }
             let Some(replay) = &mut self.replay else { return Ok(()) };
             if !replay.is_choice_next()? {
                 return Ok(());

@@ -55,6 +55,8 @@ impl World {
                 Reading::Wait(_) => return Ok(false),
             }
             lib.program.threads[at].lock = Lock::Has;
+            let position = lib.observer.log_position();
+            self.trace(|| format!("process {pid}, thread {at} has found the lock taken at {position}"));
         }
         Ok(true)
     }
@@ -70,18 +72,17 @@ impl World {
     /// A call of this thread is over, or came to nothing. If none of them can go on, the reading that is next in the log is not made any more.
     pub fn note_standing(&mut self, (pid, at): Caller, before: &Standing) {
         let has_moved = self.stands(pid) != *before;
-        let lib = self.lib(pid);
-        if has_moved || !lib.observer.is_replaying() || lib.program.threads.iter().any(Thread::is_elsewhere) {
-            lib.program.threads.iter_mut().for_each(|thread| thread.vain = 0);
+        let awaits = self.lib(pid).observer.awaits_reading();
+        let Some(awaits) = self.sure(pid, awaits) else { return };
+        let threads = &mut self.lib(pid).program.threads;
+        if has_moved || !awaits || threads.iter().any(Thread::is_elsewhere) {
+            threads.iter_mut().for_each(|thread| thread.vain = 0);
             return;
         }
-        lib.program.threads[at].vain += 1;
-        if lib.program.threads.iter().all(|thread| thread.is_over() || thread.vain >= PATIENCE) {
-            let result = lib.observer.awaits_reading().and_then(|awaits| match awaits {
-                true => lib.observer.handle_missed_reading(),
-                false => Ok(false),
-            });
-            lib.program.threads.iter_mut().for_each(|thread| thread.vain = 0);
+        threads[at].vain += 1;
+        if threads.iter().all(|thread| thread.is_over() || thread.vain >= PATIENCE) {
+            threads.iter_mut().for_each(|thread| thread.vain = 0);
+            let result = self.lib(pid).observer.handle_missed_reading();
             if self.sure(pid, result) == Some(true) {
                 self.counts.missed_readings += 1;
                 self.trace(|| format!("process {pid}: no thread makes the reading that is next"));
