@@ -14,7 +14,7 @@
 # make page-at-scale  has Chromium show the page of 1,000 nodes and 4,000 ranks, all of which change ten times a second (with chromium and playwright)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test units packages beside check deps build compile format lint unit integration long foreign slurm gridengine fuzzer fuzz sim chaos lives pictures screenshots page-at-scale clean man completions install uninstall stage deb package-test
+.PHONY: demo test units packages beside check deps build compile format lint documentation unit integration long foreign slurm gridengine fuzzer fuzz sim chaos lives pictures screenshots page-at-scale clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -23,9 +23,11 @@ demo: deps build
 	./scripts/demo.sh
 
 # What comes over the network comes while the compiler works, for which `deps.sh compilers` has what it needs. The unit tests and what tries the package wait for half of their
-# time, so they run at once. Lints and the fuzzer's build have what all of these leave of the processors. Then one after the other: ranks of MPI programs yield while they poll,
-# so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+# time, so they run at once. The documentation and the fuzzer's build have what all of these leave of the processors. Then one after the other: ranks of MPI programs yield while
+# they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+# Clippy compiles the tests, so that lints cost no second compilation: its driver is a compiler. What the tests drive, the release build, is rustc's.
 test: export RADIC_DRAW ?= 1
+test: export LINTS := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 test: format
 	./scripts/deps.sh compilers
 	$(MAKE) --jobs=3 units packages beside
@@ -38,7 +40,7 @@ packages: deps compile
 	./scripts/scenarios.sh $(TARGET)/scenarios packages
 
 beside: build
-	nice -n 19 $(MAKE) lint
+	nice -n 19 $(MAKE) documentation
 	nice -n 19 $(MAKE) fuzzer
 
 check: format
@@ -53,13 +55,15 @@ build:
 	$(CARGO) build --release --workspace
 
 compile: build
-	$(CARGO) test --profile tests --workspace --tests --no-run
+	$(LINTS) $(CARGO) test --profile tests --workspace --all-targets --no-run
 
 format:
 	$(CARGO) fmt --all --check
 
-lint: format
+lint: format documentation
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+
+documentation:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --document-private-items
 
 # Half of what the restores take is waiting: twice as many at once as there are processors. The library for fuzzing has modules of other crates, whose tests run there.
@@ -68,9 +72,9 @@ SCENARIOS := $(basename $(notdir $(wildcard tests/tests/*.rs)))
 TESTS := $(filter-out $(SCENARIOS),$(basename $(notdir $(wildcard */tests/*.rs)))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 FUZZED := $(basename $(notdir $(wildcard fuzz/tests/*.rs)))
 unit:
-	$(CARGO) test --profile tests --workspace --exclude radic-fuzz --no-fail-fast --lib --bins $(addprefix --test ,$(filter-out $(FUZZED) restore,$(TESTS)))
-	$(CARGO) test --profile tests --workspace --no-fail-fast $(addprefix --test ,$(FUZZED) restore) -- --test-threads $$((2 * $$(nproc)))
-	$(CARGO) test --profile tests --workspace --doc
+	$(LINTS) $(CARGO) test --profile tests --workspace --exclude radic-fuzz --no-fail-fast --lib --bins $(addprefix --test ,$(filter-out $(FUZZED) restore,$(TESTS)))
+	$(LINTS) $(CARGO) test --profile tests --workspace --no-fail-fast $(addprefix --test ,$(FUZZED) restore) -- --test-threads $$((2 * $$(nproc)))
+	$(LINTS) $(CARGO) test --profile tests --workspace --doc
 
 integration: build
 	./scripts/scenarios.sh $(TARGET)/scenarios $(filter-out $(TRIED),$(SCENARIOS))
@@ -88,7 +92,7 @@ fuzzer:
 		--target x86_64-unknown-linux-gnu --target-dir $(FUZZ)
 
 fuzz: deps fuzzer
-	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --profile tests --workspace --test checks the_first_inputs_are_accepted
+	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(LINTS) $(CARGO) test --quiet --profile tests --workspace --test checks the_first_inputs_are_accepted
 	grep -E '^($(subst $() $(),|,$(TARGETS))) ' $(FUZZ)/first/list | \
 		xargs -P $$(nproc) -L 1 ./fuzz/run.sh $(FUZZ) $(SECONDS)
 

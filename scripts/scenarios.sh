@@ -59,7 +59,9 @@ export seed=${RADIC_SEED:-$(date +%s%N)}
 export -f draws scenario listed drawn run
 [ "${RADIC_DRAW:-}" = 1 ] && echo "RADIC_SEED=$seed draws the same tests"
 folder=$(realpath "$folder")
-$CARGO test --quiet --profile tests --workspace --tests --no-run --message-format=json-render-diagnostics |
+# With the same compiler as `make compile` ($LINTS), or all would be compiled once more.
+# shellcheck disable=SC2086 # Words, on purpose.
+env ${LINTS:-} "$CARGO" test --quiet --profile tests --workspace --all-targets --no-run --message-format=json-render-diagnostics |
     sed -n '/#radic-tests@/s/.*"executable":"\([^"]*\)".*/\1/p' >"$folder/programs"
 first=()
 alone=()
