@@ -140,7 +140,7 @@ pub enum Served {
     Outcome,
     /// Nothing yet: the program is told that there is nothing, or waits if it waits.
     Nothing,
-    /// A reading of a clock is next, and its thread waits for something else: it is not made any more ([`Replay::pass_missed`]).
+    /// A reading of a clock is next, and its thread waits for something else: it is not made any more.
     Missed,
     /// The outcomes of other threads come first: even a call that does not wait waits for its turn.
     Turn,

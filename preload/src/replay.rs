@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::layer::{fail, sure};
-use crate::sys;
+use crate::{standstill, sys};
 
 /// Time for the command to answer, in milliseconds.
 const ANSWER_MS: u64 = 60_000;
@@ -125,7 +125,7 @@ impl Replayer {
 
     /// A call waits. The process ends if there is no other thread that it could wait for, if the command is gone, or if nothing has happened for long.
     pub fn handle_wait(&mut self, observer: &mut Observer) {
-        if observer.journal().threads() == 1 {
+        if standstill::is_alone() {
             return self.wait_for(observer, Wait::Event);
         }
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::empty())];
@@ -162,7 +162,11 @@ impl Replayer {
                 }
             }
             // At the end of the log a waiting call waits for peers, which are not there; before it, for bytes that no log holds.
-            Wait::Peers => self.end("the log is over"),
+            Wait::Peers => {
+                // The last of it may have been passed over.
+                self.look(observer);
+                self.end("the log is over")
+            }
             Wait::Event if self.settled => self.end("the log is over"),
             _ => self.end("it waits for bytes that its log does not hold: the job runs, and they are not shipped yet, or it went another way"),
         }

@@ -65,8 +65,17 @@ impl Layer {
         let (position, waiting) = (self.observer.log_position(), self.standstill.waiting);
         if self.standstill.look(sys::now(), position, || all_but(waiting).is_ok_and(|still| still)) {
             sure(self.observer.handle_missed_reading());
+            let Layer { replayer, observer, .. } = self;
+            replayer.iter_mut().for_each(|replayer| replayer.look(observer));
         }
     }
+}
+
+/// Whether the calling thread is the process's only one, also if others have made no call yet.
+pub fn is_alone() -> bool {
+    /// Links of a folder without folders in it: each thread has one in it.
+    const OWN: u64 = 2;
+    rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink as u64 <= OWN + 1)
 }
 
 /// Whether all of the process's threads but so many, which wait in the layer, wait in the kernel without a limit of time.

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::leftovers::ClusterDir;
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, OPENMPI5};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, OPENMPI5, script};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
+use radic_tests::redis::free_port;
 use radic_wire::codec;
 use radic_wire::event::{Event, EventName};
 use radic_wire::frame;
@@ -196,6 +197,24 @@ fn a_rank_of_a_job_that_runs_is_replayed_as_far_as_its_log_goes() {
     cluster.radic(["kill", &id.to_string()]).run().expect(0);
     job.wait();
     // That nothing of its folder runs any more is seen when the cluster is dropped.
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// Offline, too, a reading of the clock is passed over that no thread makes any more: the file for which one made it is gone.
+#[test]
+fn a_log_with_readings_that_are_not_made_any_more_is_replayed() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let lock = cluster.dir().join("lock");
+    fs::write(&lock, "").expect("a file");
+    let program = ["python3", &script("wakes.py"), &free_port(), "200", &lock.display().to_string()];
+    let mut events = cluster.events_at("n1");
+    cluster.job(2, "--protect on --ckpt-interval never --keep-logs", &program).limit(LIMIT).run().expect(0);
+    let id = events.expect("the job's start", LIMIT, |event| event.event == EventName::JobStart).job.expect("it is of a job");
+    fs::remove_file(&lock).expect("it was there");
+    let finished = cluster.radic(["replay", &id.to_string(), "1", "--json"]).limit(LIMIT).run().expect(0);
+    let report: Report = serde_json::from_slice(finished.bytes()).unwrap_or_else(|error| panic!("{error} in {finished}"));
+    assert!(report.complete && report.compared > 0 && report.different == 0, "{finished}");
     cluster.assert_idle();
     cluster.stop();
 }

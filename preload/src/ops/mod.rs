@@ -60,7 +60,12 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
 }
 
 /// Has the calling thread wait for what other threads do first, on the way back. It may be the last one that could go on.
-fn for_turn(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
+fn for_turn(layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
+    // Offline each wait is one for other threads.
+    if layer.replayer.is_some() { wait(layer) } else { as_last(layer, wait) }
+}
+
+fn as_last(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
     layer.standstill.waiting += 1;
     layer.look_at_standstill();
     let mut layer = wait(layer)?;
@@ -83,7 +88,8 @@ fn wait_in_replay(mut layer: Held, deadline: Option<u64>) -> Result<Held, Errno>
     let turn = sys::now() + TURN_NS;
     layer.handle_wait_in_replay();
     let until = deadline.map_or(turn, |deadline| deadline.min(turn));
-    let (layer, _) = without(layer, || sys::poll(&mut [], Some(sys::span(until.saturating_sub(sys::now())))))?;
+    let sleep = || sys::poll(&mut [], Some(sys::span(until.saturating_sub(sys::now()))));
+    let layer = as_last(layer, |layer| without(layer, sleep).map(|(layer, _)| layer))?;
     if deadline.is_some_and(|deadline| deadline <= sys::now()) { Err(Errno::TIMEDOUT) } else { Ok(layer) }
 }
 
