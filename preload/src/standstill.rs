@@ -75,7 +75,7 @@ impl Layer {
 pub fn is_alone() -> bool {
     /// Links of a folder without folders in it: each thread has one in it.
     const OWN: u64 = 2;
-    rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink as u64 <= OWN + 1)
+    rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink <= OWN + 1)
 }
 
 /// Whether all of the process's threads but so many, which wait in the layer, wait in the kernel without a limit of time.

@@ -1,10 +1,33 @@
 /* Patterns of messages, each checked, and the median time of one operation: windows of messages that are in flight together from rank 0 to
- * rank 1, which answers each window; or an all-reduce, an all-to-all, or one of those whose parts have lengths of their own, of all ranks. */
+ * rank 1, which answers each window; or an all-reduce, an all-to-all, or one of those whose parts have lengths of their own, of all ranks.
+ *
+ * With --kept the senders of windows and of an all-to-all also copy what they send, past the caches, into a ring of so many MiB. That
+ * is the least which a sender must do so that it can send a message again though the program has changed it. */
 #include "check.h"
+
+#include <emmintrin.h>
 
 enum { WINDOW, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLGATHERV };
 
 static long bytes, window, words;
+static unsigned char *ring;
+static long ring_bytes, ring_at;
+
+static void keep(const void *message, long length)
+{
+    if (ring == NULL)
+        return;
+    const long whole = length / 16 * 16, taken = (length + 15) / 16 * 16;
+    if (ring_at + taken > ring_bytes)
+        ring_at = 0;
+    const unsigned char *from = message;
+    unsigned char *to = ring + ring_at;
+    for (long at = 0; at < whole; at += 16)
+        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
+    memcpy(to + whole, from + whole, (size_t)(length - whole));
+    _mm_sfence();
+    ring_at += taken;
+}
 
 /* Each message has the round and its place in front. */
 static uint64_t stamp(long round, long place)
@@ -18,6 +41,7 @@ static void send_window(unsigned char *buffer, MPI_Request *requests, long round
         const uint64_t mark = stamp(round, i);
         memcpy(buffer + i * bytes, &mark, sizeof mark);
         MPI_Isend(buffer + i * bytes, (int)bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD, &requests[i]);
+        keep(buffer + i * bytes, bytes);
     }
     MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
     uint64_t answer;
@@ -53,6 +77,9 @@ static void all_to_all(uint64_t *mine, uint64_t *theirs, long round)
 {
     for (int r = 0; r < size; r++)
         mine[r * words] = stamp(round, rank * size + r);
+    for (int r = 0; r < size; r++)
+        if (r != rank)
+            keep(mine + r * words, bytes);
     MPI_Alltoall(mine, (int)words, MPI_UINT64_T, theirs, (int)words, MPI_UINT64_T, MPI_COMM_WORLD);
     for (int r = 0; r < size; r++)
         CHECK(theirs[r * words] == stamp(round, r * size + rank), "round %ld: what rank %d sent is wrong", round, r);
@@ -84,8 +111,8 @@ static void vary(uint64_t *mine, uint64_t *theirs, long round, int what, int *sh
 
 int main(int argc, char **argv)
 {
-    struct option options[] = {{"window", 0, 0}, {"allreduce", 0, FLAG}, {"alltoall", 0, FLAG}, {"bytes", 8, 8}, {"rounds", 1000, 1}, {"json", 0, FLAG}, {"alltoallv", 0, FLAG}, {"allgatherv", 0, FLAG}};
-    start(argc, argv, options, 8, 2);
+    struct option options[] = {{"window", 0, 0}, {"allreduce", 0, FLAG}, {"alltoall", 0, FLAG}, {"bytes", 8, 8}, {"rounds", 1000, 1}, {"json", 0, FLAG}, {"alltoallv", 0, FLAG}, {"allgatherv", 0, FLAG}, {"kept", 0, 0}};
+    start(argc, argv, options, 9, 2);
     window = options[0].value;
     bytes = options[3].value;
     words = bytes / (long)sizeof(uint64_t);
@@ -94,6 +121,14 @@ int main(int argc, char **argv)
     const int wanted = (window > 0) + (int)(options[1].value + options[2].value + options[6].value + options[7].value);
     CHECK(wanted == 1, "one of --window, --allreduce, --alltoall, --alltoallv and --allgatherv is wanted");
     CHECK(window <= 1 << 16 && bytes <= 64 << 20, "--window is at most 65536 messages, --bytes at most 67108864");
+    const long kept = options[8].value;
+    CHECK(kept == 0 || ((what == WINDOW || what == ALLTOALL) && kept <= 1 << 14 && bytes <= kept << 20),
+          "--kept goes with --window and --alltoall, is at most 16384, and has room for one message");
+    if (kept > 0) {
+        ring_bytes = kept << 20;
+        ring = allocate((size_t)ring_bytes);
+        memset(ring, 1, (size_t)ring_bytes);
+    }
     const size_t places = what == WINDOW ? (size_t)window : (size_t)size;
     unsigned char *out = allocate(places * (size_t)bytes), *in = allocate(places * (size_t)bytes);
     memset(out, rank, places * (size_t)bytes);
@@ -124,6 +159,7 @@ int main(int argc, char **argv)
             printf("%9ld bytes %12.2f us\n", bytes, median);
         printf("OK traffic %d ranks %ld bytes\n", size, bytes);
     }
+    free(ring);
     free(times);
     free(shape);
     free(requests);
