@@ -19,7 +19,7 @@ use crate::plan::{
     Special,
 };
 use crate::sys::{self, call};
-use crate::{crc::crc32c, describe, identity, output, stop};
+use crate::{crc::crc32c, describe, identity, output, rseq, stop};
 
 /// Names the descriptor of an image, already verified, in the environment of a process that is to become what it holds.
 pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
@@ -52,9 +52,9 @@ pub fn constructor() -> Result<(), String> {
     let maps = std::fs::read("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
     let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
     identity::learn(build(&lines)?, vdso(&lines));
-    let rseq = rseq();
-    state().rseq_offset.store(rseq.0 as u64, Relaxed);
-    state().rseq_size.store(rseq.1, Relaxed);
+    let (offset, size) = area_of_rseq();
+    state().rseq_offset.store(offset as u64, Relaxed);
+    state().rseq_size.store(size, Relaxed);
     if let Some(fd) = image {
         let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
         return restore(fd, &lines);
@@ -141,7 +141,7 @@ fn vdso(lines: &[Line<'_>]) -> &'static [u8] {
 }
 
 /// Where glibc has registered rseq: offset from FS, and size; 0: not at all.
-fn rseq() -> (isize, u32) {
+pub fn area_of_rseq() -> (isize, u32) {
     // SAFETY: looks up two symbols of glibc, which are an isize and an unsigned int.
     unsafe {
         let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
@@ -365,13 +365,8 @@ fn leave(plan: Plan, regions: &[PlanRegion]) -> Result<(), String> {
         let to = PLAN_BASE as *mut Plan;
         to.write(plan);
         std::ptr::copy_nonoverlapping(regions.as_ptr(), to.add(1).cast(), regions.len());
-        let size = state().rseq_size.load(Relaxed);
-        if size > 0 {
-            let mut fs = 0u64;
-            let _ = call!(libc::SYS_arch_prctl, 0x1003, &raw mut fs);
-            // The kernel would go on writing to this process's area, where other memory will be.
-            let _ = call!(libc::SYS_rseq, fs.wrapping_add(state().rseq_offset.load(Relaxed)), size.max(32), 1, 0x5305_3053u32);
-        }
+        // The kernel would go on writing to this process's area, where other memory will be.
+        let _ = rseq::leave();
         let _ = call!(libc::SYS_set_robust_list, 0, 24);
         let _ = call!(libc::SYS_set_tid_address, 0);
         std::arch::asm!("mov rsp, {stack}", "jmp {entry}", stack = in(reg) plan::STACK_TOP, entry = in(reg) entry,

@@ -52,6 +52,8 @@ mod request;
 #[allow(unsafe_code)]
 mod restart;
 #[allow(unsafe_code)]
+mod rseq;
+#[allow(unsafe_code)]
 mod save;
 #[allow(unsafe_code)]
 mod serve;

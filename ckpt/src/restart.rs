@@ -13,9 +13,7 @@ use crate::maps::ObjectId;
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, owners, signals, stop};
-
-const RSEQ_SIGNATURE: u32 = 0x5305_3053;
+use crate::{death, owners, rseq, signals, stop};
 
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
@@ -581,11 +579,7 @@ fn adopt(index: usize, thread: &Thread) {
         if thread.robust_len != 0 {
             let _ = call!(libc::SYS_set_robust_list, thread.robust, thread.robust_len);
         }
-        let size = state().rseq_size.load(Relaxed);
-        if size > 0 {
-            let area = thread.fs.wrapping_add(state().rseq_offset.load(Relaxed));
-            call!(libc::SYS_rseq, area, size.max(32), 0, RSEQ_SIGNATURE).or_fail("rseq");
-        }
+        rseq::enter(thread.fs).or_fail("rseq");
         let _ = call!(libc::SYS_prctl, libc::PR_SET_NAME, thread.name.as_ptr());
         if thread.affinity_len > 0 {
             // Another machine may not have these processors: then it runs anywhere.

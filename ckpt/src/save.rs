@@ -13,7 +13,7 @@ use crate::image::meta::advice;
 use crate::output::{self, Job};
 use crate::request::{Advised, Mode, Request, Tracking};
 use crate::sys::{self, Answer, Errno, call, plain};
-use crate::{dense, describe, identity, restart, signals, stop, track};
+use crate::{dense, describe, identity, restart, rseq, signals, stop, track};
 
 /// Functions of the library that embeds the engine, called at certain moments. They run in a signal handler, and but for the last two while all threads
 /// are stopped: no allocation, no lock, no libc.
@@ -372,7 +372,11 @@ unsafe fn stopped_part(
         comparison: tracker.comparison(),
     };
     let written = if request.mode == Mode::Stop {
+        let left = rseq::leave();
         let written = output::write(job).map_err(Refusal::failed("the image cannot be written: error"));
+        if left.is_ok() {
+            let _ = rseq::enter_again();
+        }
         swallow_sigpipe(context);
         written.map(|()| Writer::Done)
     } else if tracker == (Tracker::Kernel { increment: true }) && snapshot(&mut job)? {
@@ -443,6 +447,7 @@ fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     let forked = unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) };
     if forked == Ok(0) {
         leave_program(job.to.fd);
+        let _ = rseq::leave();
         let code = i32::from(output::write(job).is_err());
         sys::exit_group(code)
     }
