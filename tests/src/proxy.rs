@@ -97,6 +97,16 @@ impl Proxy {
         Done { connections: of(connections), pieces: of(pieces), resets: of(resets) }
     }
 
+    /// Resets the connection that has been open for longest. False: none is open.
+    pub fn reset_oldest(&self) -> bool {
+        let sockets = locked(&self.shared.sockets);
+        let Some((_, caller, called)) = sockets.first() else { return false };
+        self.shared.resets.fetch_add(1, Ordering::Relaxed);
+        reset(caller);
+        reset(called);
+        true
+    }
+
     /// The beginnings of what the callers have said.
     pub fn recordings(&self) -> Vec<Vec<u8>> {
         locked(&self.shared.recordings).clone()
