@@ -7,9 +7,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::Ordering::Relaxed;
 
-use crate::arena::{self, state};
+use crate::arena;
 use crate::image::format::HEADER_BYTES;
 use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
@@ -52,9 +51,7 @@ pub fn constructor() -> Result<(), String> {
     let maps = std::fs::read("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
     let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
     identity::learn(build(&lines)?, vdso(&lines));
-    let (offset, size) = area_of_rseq();
-    state().rseq_offset.store(offset as u64, Relaxed);
-    state().rseq_size.store(size, Relaxed);
+    rseq::learn();
     if let Some(fd) = image {
         let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
         return restore(fd, &lines);
@@ -138,16 +135,6 @@ fn vdso(lines: &[Line<'_>]) -> &'static [u8] {
         // SAFETY: the kernel's mapping is there for the life of the process.
         unsafe { std::slice::from_raw_parts(l.start as *const u8, (l.end - l.start) as usize) }
     })
-}
-
-/// Where glibc has registered rseq: offset from FS, and size; 0: not at all.
-pub fn area_of_rseq() -> (isize, u32) {
-    // SAFETY: looks up two symbols of glibc, which are an isize and an unsigned int.
-    unsafe {
-        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
-        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
-        if offset.is_null() || size.is_null() { (0, 0) } else { (*offset.cast::<isize>(), *size.cast::<u32>()) }
-    }
 }
 
 fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {

@@ -15,6 +15,23 @@ const GET_FS: i32 = 0x1003;
 /// For rseq(2), RSEQ_FLAG_UNREGISTER.
 const UNREGISTER: i32 = 1;
 
+/// Where glibc has registered areas: offset from FS, and size; 0: not at all.
+fn registered() -> (isize, u32) {
+    // SAFETY: looks up two symbols of glibc, which are an isize and an unsigned int.
+    unsafe {
+        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
+        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
+        if offset.is_null() || size.is_null() { (0, 0) } else { (*offset.cast::<isize>(), *size.cast::<u32>()) }
+    }
+}
+
+/// Finds out where areas are. Called by the constructor.
+pub fn learn() {
+    let (offset, size) = registered();
+    state().rseq_offset.store(offset as u64, Relaxed);
+    state().rseq_size.store(size, Relaxed);
+}
+
 /// The kernel writes to the calling thread's area no more.
 pub fn leave() -> Answer {
     ask(area(own_fs()?), UNREGISTER)
@@ -56,7 +73,7 @@ mod tests {
     /// Another thread of the test than that of other tests: glibc looks at the area, too.
     #[test]
     fn the_kernel_leaves_the_area_alone() {
-        let (offset, size) = crate::launch::area_of_rseq();
+        let (offset, size) = registered();
         assert!(size > 0, "glibc has registered areas");
         std::thread::spawn(move || {
             let area = own_fs().unwrap().wrapping_add(offset as u64);

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use crate::layer::{self, Layer, sure};
 use crate::sys;
@@ -44,15 +45,11 @@ impl Standstill {
         if now < self.next {
             return false;
         }
-        if is_still() {
-            self.pause = LOOK_NS;
-            self.next = now + self.pause;
-            return now - *self.since.get_or_insert(now) >= STANDS_NS;
-        }
-        self.since = None;
-        self.pause = (self.pause * 2).clamp(LOOK_NS, LATEST_NS);
+        let is_still = is_still();
+        self.pause = if is_still { LOOK_NS } else { (self.pause * 2).clamp(LOOK_NS, LATEST_NS) };
         self.next = now + self.pause;
-        false
+        self.since = is_still.then(|| self.since.unwrap_or(now));
+        self.since.is_some_and(|since| now - since >= STANDS_NS)
     }
 }
 
@@ -95,21 +92,14 @@ fn all_but(waiting: usize) -> Result<bool, Errno> {
     Ok(others == waiting)
 }
 
-fn open(at: impl AsFd, path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open(at: impl AsFd, path: impl Arg, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(at, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Whether the thread of this number waits without a limit of time, outside the layer. One that has ended meanwhile does nothing either.
 fn waits(tasks: &OwnedFd, thread: &CStr) -> Result<bool, Errno> {
-    let (mut path, mut text) = ([0; 32], [0; 256]);
-    let name = [thread.to_bytes(), b"/syscall\0"];
-    let mut rest = &mut path[..];
-    for part in name {
-        let (to, after) = rest.split_at_mut_checked(part.len()).ok_or(Errno::NAMETOOLONG)?;
-        to.copy_from_slice(part);
-        rest = after;
-    }
-    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::INVAL)?;
+    let path = [thread.to_bytes(), b"/syscall"].concat();
+    let mut text = [0; 256];
     let count = match open(tasks, path, OFlags::empty()).and_then(|file| rustix::io::read(file, &mut text)) {
         Err(Errno::NOENT | Errno::SRCH) => return Ok(true),
         other => other?,

@@ -147,9 +147,12 @@ impl World {
         }
         let threads = self.lib(pid).program.threads.len();
         let thread = self.dice.below(threads);
-        let before = self.stands(pid);
+        let before = self.lib(pid).observer.is_replaying().then(|| self.stands(pid));
         self.go_on((pid, thread));
-        if self.has_library(pid) && !self.lib(pid).session.is_leaving() {
+        if let Some(before) = before
+            && self.has_library(pid)
+            && !self.lib(pid).session.is_leaving()
+        {
             self.note_standing((pid, thread), &before);
         }
     }
