@@ -40,6 +40,11 @@ pub(crate) fn explain(outcome: &Outcome) -> Option<String> {
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "the job was killed".into(),
         EndReason::Suspended => "the job is suspended; `radic resume` goes on with it".into(),
+        EndReason::FenceMissed { rank, node, waiting } => format!(
+            "rank {rank} on {node} exited with code 0 but without MPI_Init; {} would have waited for it there for ever, so the \
+             job was ended",
+            ranks_text(waiting)
+        ),
     };
     Some(format!("radic: {text}"))
 }
@@ -59,6 +64,7 @@ pub(crate) fn in_short(outcome: &Outcome) -> String {
         EndReason::LaunchFailed { .. } => "not started".into(),
         EndReason::Killed => "killed".into(),
         EndReason::Suspended => "suspended".into(),
+        EndReason::FenceMissed { rank, .. } => format!("rank {rank} left"),
     }
 }
 

@@ -367,6 +367,15 @@ pub enum EndReason {
     Killed,
     /// `radic suspend`: `radic resume` goes on with it.
     Suspended,
+    /// A rank exited with code 0 without `MPI_Init`, for which others wait in `MPI_Init`.
+    FenceMissed {
+        /// The rank.
+        rank: Rank,
+        /// Where it was.
+        node: NodeName,
+        /// The ranks that wait for it.
+        waiting: Vec<Rank>,
+    },
 }
 
 /// How a job ended.

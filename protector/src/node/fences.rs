@@ -23,6 +23,20 @@ pub(super) struct Fences {
     fresh: BTreeSet<String>,
     /// The ranks in the next fence, each with the node that has said so.
     inside: BTreeMap<Rank, NodeId>,
+    /// Ranks that have ended after MPI_Finalize. They have passed all their fences, so no other rank waits for them, even if the
+    /// home that let them out of the last one is lost, and has told no other node of it.
+    finalized: BTreeSet<Rank>,
+    /// Ranks that have ended without MPI. They enter no fence.
+    absent: BTreeSet<Rank>,
+}
+
+/// A fence that cannot be released: a rank has ended that never enters it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Stuck {
+    /// The rank that has ended.
+    pub(super) ended: Rank,
+    /// The ranks that wait for it.
+    pub(super) waiting: Vec<Rank>,
 }
 
 /// What becomes of ranks that have entered a fence.
@@ -55,7 +69,7 @@ impl Fences {
         self.released
     }
 
-    /// All ranks of a node are in fence `number`. `all`: how many ranks the job has.
+    /// All ranks of a node that have not ended are in fence `number`. `all`: how many ranks the job has.
     pub(super) fn enter(&mut self, from: &NodeId, number: u64, ranks: Vec<Rank>, entries: Entries, all: u32) -> Entered {
         self.keep(entries);
         if number <= self.released {
@@ -66,13 +80,33 @@ impl Fences {
             return Entered::Waits;
         }
         self.inside.extend(ranks.into_iter().filter(|rank| rank.0 < all).map(|rank| (rank, from.clone())));
-        if self.inside.len() < all as usize {
-            return Entered::Waits;
+        self.release(all).map_or(Entered::Waits, |(_, entries)| Entered::Released(entries))
+    }
+
+    /// A rank has ended with code 0, before MPI_Init or after MPI_Finalize. Returns the fence that is released by that, and its
+    /// entries.
+    pub(super) fn leave(&mut self, rank: Rank, has_finalized: bool, all: u32) -> Option<(u64, Entries)> {
+        if has_finalized { self.finalized.insert(rank) } else { self.absent.insert(rank) };
+        self.release(all)
+    }
+
+    /// The fence in which ranks wait for one that never comes, if there is one.
+    pub(super) fn stuck(&self) -> Option<Stuck> {
+        let ended = *self.absent.first()?;
+        let waiting: Vec<_> = self.inside.keys().copied().collect();
+        (!waiting.is_empty()).then_some(Stuck { ended, waiting })
+    }
+
+    /// Releases the next fence if ranks are in it, and all of those that ever come.
+    fn release(&mut self, all: u32) -> Option<(u64, Entries)> {
+        let passed = self.finalized.iter().filter(|rank| !self.inside.contains_key(rank)).count();
+        if self.inside.is_empty() || self.inside.len() + passed < all as usize {
+            return None;
         }
-        self.released = number;
+        self.released += 1;
         self.inside.clear();
         let fresh = std::mem::take(&mut self.fresh).into_iter();
-        Entered::Released(fresh.map(|key| (key.clone(), self.keys[&key].clone())).collect())
+        Some((self.released, fresh.map(|key| (key.clone(), self.keys[&key].clone())).collect()))
     }
 
     /// A host has been let out of fence `number`, and knows these keys. Returns the nodes that wait in a fence which the home
@@ -149,6 +183,24 @@ mod tests {
         // It goes on at node 2, and is not in the fence yet.
         assert_eq!(fences.enter(&node(3), 1, ranks(&[2]), vec![], 3), Entered::Waits);
         assert_eq!(fences.enter(&node(2), 1, ranks(&[0, 1]), vec![], 3), Entered::Released(vec![]));
+    }
+
+    #[test]
+    fn a_fence_is_stuck_if_a_rank_ended_that_was_in_none() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.leave(Rank(2), false, 3), None);
+        assert_eq!(fences.stuck(), None, "no rank waits");
+        assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), vec![], 3), Entered::Waits);
+        assert_eq!(fences.stuck(), Some(Stuck { ended: Rank(2), waiting: ranks(&[0]) }));
+    }
+
+    #[test]
+    fn a_rank_that_has_finalized_is_waited_for_no_more() {
+        let mut fences = Fences::new(4, vec![]);
+        assert_eq!(fences.enter(&node(1), 5, ranks(&[0]), put("a"), 2), Entered::Waits);
+        assert_eq!(fences.leave(Rank(1), true, 2), Some((5, put("a"))));
+        assert_eq!((fences.stuck(), fences.released()), (None, 5));
+        assert_eq!(fences.leave(Rank(0), true, 2), None, "no rank waits any more");
     }
 
     #[test]

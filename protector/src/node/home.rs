@@ -1,5 +1,6 @@
 //! A job at its home, the node of rank 0: which ranks run and which wait in a fence, what was printed, how the job ends.
 
+mod fence;
 mod losses;
 mod relay;
 mod suspending;
@@ -20,7 +21,7 @@ use radic_wire::suspension::Suspension;
 
 use self::relay::{Piece, Relay};
 use self::suspending::{Stage, Suspending};
-use super::fences::{Behind, Entered, Fences};
+use super::fences::Fences;
 use super::finals::Finals;
 use super::stdin::Stdin;
 
@@ -622,14 +623,6 @@ impl Home {
         }
     }
 
-    /// A host was let out of this fence. Hosts that wait in a fence which the home before had released are told again.
-    fn learn_fence(&mut self, fence: u64, keys: Vec<(String, String)>) {
-        let Some(Behind { number, nodes, entries }) = self.fences.learn(fence, keys) else { return };
-        for node in nodes {
-            self.tell_host(node, ToHost::Release { number, entries: entries.clone() });
-        }
-    }
-
     /// A rank has no checkpoint to come back from: the job restarts from the beginning.
     fn restart_job(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
         if self.phase != Phase::Running {
@@ -756,16 +749,6 @@ impl Home {
             self.unreported.remove(from);
         }
         self.check_end(now);
-    }
-
-    fn handle_fence(&mut self, from: &NodeId, number: u64, ranks: Vec<Rank>, entries: Vec<(String, String)>) {
-        match self.fences.enter(from, number, ranks, entries, self.spec.ranks) {
-            Entered::Waits => {}
-            Entered::Released(entries) => self.tell_hosts(&ToHost::Release { number, entries }),
-            Entered::Before(entries) => {
-                self.outputs.push_back(HomeOutput::ToHost(from.clone(), ToHost::Release { number, entries }));
-            }
-        }
     }
 
     fn tell_host(&mut self, node: NodeId, message: ToHost) {

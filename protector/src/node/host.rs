@@ -268,7 +268,7 @@ impl Host {
                 None => running.push(*rank),
             }
         }
-        let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
+        let waiting = self.ranks_in_fence().unwrap_or_default();
         let (fence, keys) = (self.fence, self.keys.all());
         let report = HostReport { running, ended, fence, keys, waiting, stdin: self.stdin, restarts: self.phase.restarts() };
         self.outputs.push_back(HostOutput::ToHome(FromHost::Report(report)));
@@ -737,6 +737,9 @@ impl Host {
         // Processes that the rank left behind in its group are killed as well.
         self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
         self.report_ended();
+        if !self.waiting.is_empty() {
+            self.look_at_fence();
+        }
     }
 
     /// Reports ranks whose process has ended and whose output was read. When all output is printed, reports the end of the host.

@@ -311,5 +311,8 @@ fn describe(reason: &EndReason) -> String {
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "killed".into(),
         EndReason::Suspended => "suspended".into(),
+        EndReason::FenceMissed { rank, node, waiting } => {
+            format!("rank {rank} on {node} exited without MPI_Init, for which {} ranks wait there", waiting.len())
+        }
     }
 }

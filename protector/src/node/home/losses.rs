@@ -36,13 +36,14 @@ impl Home {
     pub(super) fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
         let failed = || EndReason::RankFailed { rank, node: node.clone(), status };
         match (status, phase) {
-            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => {}
+            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => self.leave_fences(rank, phase),
             (ExitStatus::Code(0), MpiPhase::Within) => {
                 self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
             }
             // After MPI_Finalize no other rank waits for this one: the others finish, and the job fails with this code.
             (ExitStatus::Code(code), MpiPhase::After) => {
                 self.outcome.get_or_insert(Outcome { code, reason: failed() });
+                self.leave_fences(rank, phase);
             }
             // A home that was lost had ended it, with the job.
             (ExitStatus::Ended(_), _) => {

@@ -72,19 +72,21 @@ impl Host {
         }
     }
 
-    /// Whether all ranks here are in the next fence. A rank that had been let out of it before it was lost does not enter it
-    /// again.
-    pub(super) fn is_in_fence(&self) -> bool {
-        let is_in = |(rank, state): (&Rank, &LocalRank)| state.fences > self.fence || self.waiting.contains(rank);
-        !self.ranks.is_empty() && self.ranks.iter().all(is_in)
+    /// The ranks here that are in the next fence, if none is missing. A rank that had been let out of it before it was lost does
+    /// not enter it again. One that has ended enters no further one; the home knows what that means for the others.
+    pub(super) fn ranks_in_fence(&self) -> Option<Vec<Rank>> {
+        let is_in = |(rank, state): &(&Rank, &LocalRank)| state.fences > self.fence || self.waiting.contains(rank);
+        let (inside, others): (Vec<_>, Vec<_>) = self.ranks.iter().partition(is_in);
+        let all_came = !inside.is_empty() && others.iter().all(|(_, state)| state.has_ended());
+        all_came.then(|| inside.into_iter().map(|(rank, _)| *rank).collect())
     }
 
     /// Tells the home if all ranks here are in the next fence. To say so twice changes nothing.
     pub(super) fn look_at_fence(&mut self) {
-        if self.is_in_fence() {
+        if let Some(ranks) = self.ranks_in_fence() {
             // What only the lost home was told, the next home does not know before this host has reported.
             let entries = if self.orphaned.is_some() { self.keys.all() } else { self.keys.take_fresh() };
-            let (number, ranks) = (self.fence + 1, self.ranks().collect());
+            let number = self.fence + 1;
             self.outputs.push_back(HostOutput::ToHome(FromHost::Fence { number, ranks, entries }));
         }
     }

@@ -157,6 +157,11 @@ impl LocalRank {
         self.exit().is_some()
     }
 
+    /// Whether it has ended, and is not to be brought back.
+    pub(super) fn has_ended(&self) -> bool {
+        self.exit().is_some_and(|exit| exit.crashed.is_none())
+    }
+
     /// The number of its process, while there is one.
     pub(super) fn pid(&self) -> Option<u32> {
         match self.phase {

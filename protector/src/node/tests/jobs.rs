@@ -51,6 +51,33 @@ fn what_cannot_start_says_so() {
     }
 }
 
+/// Rank 1 of 3 ends without MPI, before or after the others wait in their first fence; with another one on its node, or alone.
+#[test]
+fn a_rank_that_ends_without_mpi_leaves_no_other_waiting_for_it() {
+    for (nodes, is_first) in [(2, true), (2, false), (3, true), (3, false)] {
+        let mut cluster = Cluster::new(nodes);
+        let job = cluster.start(1, 1, 3);
+        if is_first {
+            cluster.exit(at(job, 1), ExitStatus::Code(0));
+        }
+        for rank in [0, 2] {
+            cluster.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
+            cluster.pmi(at(job, rank), "cmd=barrier_in");
+            cluster.run_for(Duration::from_millis(5));
+        }
+        if !is_first {
+            assert_eq!(cluster.outcome(1), None);
+            cluster.exit(at(job, 1), ExitStatus::Code(0));
+        }
+        cluster.run_until(|c| c.outcome(1).is_some());
+        let Outcome { code: 1, reason: EndReason::FenceMissed { rank: Rank(1), waiting, .. } } = cluster.outcome(1).unwrap() else {
+            panic!("{:?}", cluster.outcome(1));
+        };
+        assert!(waiting.contains(&Rank(0)) || waiting.contains(&Rank(2)), "{waiting:?}");
+        assert!(cluster.nothing_left());
+    }
+}
+
 #[test]
 fn ranks_meet_in_fences_and_see_each_other_s_keys() {
     let mut cluster = Cluster::new(3);
