@@ -562,6 +562,15 @@ pub enum FromHost {
         /// Why, for people.
         why: String,
     },
+    /// this rank was killed with the job, and has not ended.
+    NotEnded {
+        /// The rank.
+        rank: Rank,
+        /// Whether it counts as ended now, all the same. The job cannot restart then: its next epoch might meet the process.
+        given_up: bool,
+        /// What is known of it, for people.
+        why: String,
+    },
 }
 
 /// What a host says of its ranks to a new home.

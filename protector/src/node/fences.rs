@@ -86,7 +86,11 @@ impl Fences {
     /// A rank has ended with code 0, before MPI_Init or after MPI_Finalize. Returns the fence that is released by that, and its
     /// entries.
     pub(super) fn leave(&mut self, rank: Rank, has_finalized: bool, all: u32) -> Option<(u64, Entries)> {
-        if has_finalized { self.finalized.insert(rank) } else { self.absent.insert(rank) };
+        if has_finalized {
+            self.finalized.insert(rank)
+        } else {
+            self.absent.insert(rank)
+        };
         self.release(all)
     }
 

@@ -1,5 +1,6 @@
 //! The ranks of one job on this node: their processes, their PMI connections, their output.
 
+mod ending;
 mod environment;
 mod fence;
 mod orders;
@@ -23,9 +24,6 @@ use self::rank::{Exit, LocalRank, Phase, RESTORES, Reported, STREAMS, Verdict};
 use super::launches::Launches;
 use super::outlet::{Outlet, OutputLost};
 use crate::pmi::{KeySpace, Session};
-
-/// Time between SIGTERM and SIGKILL for a rank that is to end.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -416,16 +414,12 @@ impl Host {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let unreported = self.ranks.values().filter_map(LocalRank::exit).filter(|exit| exit.reported == Reported::No);
         let drains = unreported.map(|exit| exit.at + DRAIN).min();
-        [drains, self.phase.kill_at(), self.orphaned].into_iter().flatten().min()
+        [drains, self.phase.next_at(), self.orphaned].into_iter().flatten().min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if let HostPhase::Ending { kill_at, .. } = &mut self.phase
-            && kill_at.take_if(|at| *at <= now).is_some()
-        {
-            self.signal(libc::SIGKILL);
-        }
+        self.look_at_ending(now);
         if self.orphaned.take_if(|at| *at <= now).is_some() {
             self.abandon(now);
         }
@@ -490,79 +484,6 @@ impl Host {
         if std::mem::take(&mut self.frozen) {
             self.signal(libc::SIGCONT);
         }
-    }
-
-    /// The job is ended by force here: everything that still runs is killed.
-    pub fn end_by_force(&mut self, now: Duration) {
-        self.end(now, Cause::Force);
-    }
-
-    /// The job ends here: everything that still runs is ended.
-    fn end(&mut self, now: Duration, cause: Cause) {
-        let kill_at = self.phase.kill_at();
-        let kill = cause > Cause::JobEnds;
-        self.phase.end(cause, if kill { None } else { kill_at.or(Some(now + GRACE)) });
-        // A rank whose start is given up counts as killed, as a rank does that has just been started.
-        for rank in self.launches.give_up() {
-            self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Ended(libc::SIGKILL), now));
-        }
-        // A rank that is lost will not come back: the job ends.
-        for state in self.ranks.values_mut() {
-            if let Phase::Lost(crash) = state.phase {
-                state.exit_with(ExitStatus::Ended(crash.signal), now);
-            }
-        }
-        if kill {
-            self.signal(libc::SIGKILL);
-        } else if kill_at.is_none() {
-            self.signal(libc::SIGTERM);
-            // A stopped process takes SIGTERM only when it goes on.
-            self.signal(libc::SIGCONT);
-        }
-        self.report_ended();
-    }
-
-    /// The job has restarted elsewhere. The ranks that came back here since are ended, and the home, which takes this host for
-    /// gone, hears nothing of it.
-    pub fn supersede(&mut self, now: Duration) {
-        self.drop_output();
-        self.end(now, Cause::Superseded { told: false });
-    }
-
-    /// Whether this host is of an epoch that the job has left behind.
-    pub fn is_superseded(&self) -> bool {
-        self.phase.is_superseded()
-    }
-
-    /// This side of the cluster could not decide anything for too long, which is treated like the loss of the home. If the home
-    /// is within reach after all, it hears the reason first, so that it does not take the killed ranks for failed ones.
-    pub fn give_up(&mut self, now: Duration, why: &str) {
-        let first = self.running().next().map(|(rank, _)| rank).or(self.launches.any());
-        let first = first.map(|rank| FromHost::Lost { rank, why: why.to_owned() });
-        self.outputs.extend(first.map(HostOutput::ToHome));
-        self.abandon(now);
-    }
-
-    /// The home is lost: the output is not taken any more, and every running rank is killed.
-    pub fn abandon(&mut self, now: Duration) {
-        self.drop_output();
-        self.end(now, Cause::Force);
-    }
-
-    fn drop_output(&mut self) {
-        for (rank, state) in &mut self.ranks {
-            for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS) {
-                if outlet.is_open() {
-                    self.outputs.push_back(HostOutput::Close(*rank, stream));
-                }
-                *outlet = Outlet::default();
-            }
-        }
-    }
-
-    fn signal(&mut self, signal: i32) {
-        let running: Vec<_> = self.running().collect();
-        self.outputs.extend(running.into_iter().map(|(rank, _)| HostOutput::Signal(rank, signal)));
     }
 
     /// Remembers a signal for ranks that are still to be started.

@@ -50,6 +50,8 @@ struct Cluster {
     /// Programs that cannot be started.
     broken: bool,
     ignore_sigterm: bool,
+    /// Its process waits in the kernel, and does not end when it is killed.
+    unkillable: Option<ProcessId>,
     /// Rank 0 does not read.
     hold_stdin: bool,
     /// What observers were told.
@@ -129,6 +131,7 @@ impl Cluster {
             dead: BTreeSet::new(),
             broken: false,
             ignore_sigterm: false,
+            unkillable: None,
             hold_stdin: false,
             told: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -342,7 +345,7 @@ impl Cluster {
                 let (_, state) = self.ranks.get_mut(&id(rank)).unwrap();
                 state.signals.push(signal);
                 let fatal = signal == libc::SIGKILL || signal == libc::SIGTERM && !self.ignore_sigterm;
-                if fatal && !state.ended {
+                if fatal && !state.ended && self.unkillable != Some(id(rank)) {
                     self.exit(id(rank), ExitStatus::Signal(signal));
                 }
             }

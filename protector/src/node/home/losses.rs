@@ -32,6 +32,15 @@ impl Home {
         self.end(Outcome { code: exit_code::NODE_LOST, reason });
     }
 
+    /// A rank was killed with the job, and has not ended. The terminal is told. A job that was to restart ends if the host gives
+    /// the process up.
+    pub(super) fn handle_not_ended(&mut self, rank: Rank, from: &NodeId, given_up: bool, why: String) {
+        if given_up && self.is_restarting() {
+            return self.lose_with(rank, from.name.clone(), format!("the job was to restart from its beginning, but {why}"));
+        }
+        self.tell_terminal(format!("rank {rank} on {from}: {why}"));
+    }
+
     /// A rank has ended: whether the job ends with it.
     pub(super) fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
         let failed = || EndReason::RankFailed { rank, node: node.clone(), status };

@@ -66,9 +66,14 @@ impl Home {
 
     /// The terminal is told of the first of each kind, if there is one; the events have all.
     pub(super) fn handle_unprotected(&mut self, kind: Unprotected, text: String) {
-        if let Some(terminal) = self.relay.terminal.clone()
-            && self.unprotected_told.insert(kind)
-        {
+        if self.relay.terminal.is_some() && self.unprotected_told.insert(kind) {
+            self.tell_terminal(text);
+        }
+    }
+
+    /// What the terminal shows beside the output, if there is one.
+    pub(super) fn tell_terminal(&mut self, text: String) {
+        if let Some(terminal) = self.relay.terminal.clone() {
             self.tell_session(terminal, ToSession::Notice(text));
         }
     }

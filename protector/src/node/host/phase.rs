@@ -21,6 +21,30 @@ pub(super) enum Cause {
     Superseded { told: bool },
 }
 
+/// What comes next for ranks of an ended host that have not ended themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// They are killed then.
+    Kill(Duration),
+    /// They were killed. The terminal is told then which have not ended.
+    Notice(Duration),
+    /// They count as ended then: the kernel lets a process that was killed do nothing more, but it may keep it for as long as a disk
+    /// or a file server does not answer.
+    GiveUp(Duration),
+    /// All count as ended.
+    Nothing,
+}
+
+impl Next {
+    /// When it comes.
+    fn at(self) -> Option<Duration> {
+        match self {
+            Next::Kill(at) | Next::Notice(at) | Next::GiveUp(at) => Some(at),
+            Next::Nothing => None,
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostPhase {
@@ -28,8 +52,8 @@ pub(super) enum HostPhase {
     Open,
     /// It was ended, all its ranks had ended by themselves, and then the home was lost. The next home says when the job is over.
     Reopened(Cause),
-    /// Its ranks are being ended: those that have not ended at `kill_at` are killed.
-    Ending { cause: Cause, kill_at: Option<Duration> },
+    /// Its ranks are being ended.
+    Ending { cause: Cause, next: Next },
     /// All ranks have ended and all that they have printed is taken. The host is nothing any more.
     Over(Cause),
 }
@@ -63,20 +87,39 @@ impl HostPhase {
         matches!(self.cause(), Some(Cause::Restart | Cause::Superseded { told: true }))
     }
 
-    /// When the ranks that still run are killed.
-    pub(super) fn kill_at(self) -> Option<Duration> {
-        if let HostPhase::Ending { kill_at, .. } = self { kill_at } else { None }
+    /// What comes next for ranks that have not ended, if they are being ended.
+    pub(super) fn next(self) -> Option<Next> {
+        if let HostPhase::Ending { next, .. } = self { Some(next) } else { None }
     }
 
-    /// The host is ended for this, perhaps once more.
-    pub(super) fn end(&mut self, cause: Cause, kill_at: Option<Duration>) {
+    /// When that comes.
+    pub(super) fn next_at(self) -> Option<Duration> {
+        self.next().and_then(Next::at)
+    }
+
+    /// Takes what has come, if it has; `then` follows.
+    pub(super) fn take_due(&mut self, now: Duration, then: impl FnOnce(Next) -> Next) -> Option<Next> {
+        let HostPhase::Ending { next, .. } = self else { return None };
+        let due = *next;
+        due.at().filter(|at| *at <= now)?;
+        *next = then(due);
+        Some(due)
+    }
+
+    /// The host is ended for this, perhaps once more. What was decided before stays, but ranks that were to be killed later may
+    /// have been killed now.
+    pub(super) fn end(&mut self, cause: Cause, asked: Next) {
+        let next = match (self.next(), asked) {
+            (Some(Next::Kill(_)), Next::Notice(_)) | (None, _) => asked,
+            (Some(before), _) => before,
+        };
         let cause = match (cause, self.restarts()) {
             (Cause::Superseded { .. }, told) => Cause::Superseded { told },
             (cause, _) => self.cause().map_or(cause, |before| before.max(cause)),
         };
         *self = match *self {
             HostPhase::Over(_) => HostPhase::Over(cause),
-            _ => HostPhase::Ending { cause, kill_at },
+            _ => HostPhase::Ending { cause, next },
         };
     }
 
@@ -99,7 +142,8 @@ impl HostPhase {
 mod tests {
     use super::*;
 
-    const AT: Option<Duration> = Some(Duration::from_secs(2));
+    const KILL: Next = Next::Kill(Duration::from_secs(2));
+    const NOTICE: Next = Next::Notice(Duration::from_secs(10));
 
     #[test]
     fn a_host_is_ended_for_the_gravest_cause_and_reopened_with_it() {
@@ -107,14 +151,14 @@ mod tests {
         phase.reopen();
         phase.finish();
         assert_eq!(phase, HostPhase::Open, "only what is ended is over or reopened");
-        phase.end(Cause::JobEnds, AT);
-        assert!(phase.is_ending() && !phase.is_by_force() && phase.kill_at() == AT);
-        phase.end(Cause::Restart, None);
-        phase.end(Cause::Force, None);
-        assert_eq!(phase, HostPhase::Ending { cause: Cause::Restart, kill_at: None });
+        phase.end(Cause::JobEnds, KILL);
+        assert!(phase.is_ending() && !phase.is_by_force() && phase.next() == Some(KILL));
+        phase.end(Cause::Restart, NOTICE);
+        phase.end(Cause::Force, Next::Notice(Duration::from_secs(20)));
+        assert_eq!(phase, HostPhase::Ending { cause: Cause::Restart, next: NOTICE });
         phase.reopen();
         assert!(!phase.is_ending() && phase.is_by_force() && phase.restarts() && !phase.is_superseded());
-        phase.end(Cause::JobEnds, AT);
+        phase.end(Cause::JobEnds, KILL);
         phase.finish();
         assert_eq!(phase, HostPhase::Over(Cause::Restart));
         phase.reopen();
@@ -122,12 +166,26 @@ mod tests {
     }
 
     #[test]
+    fn ranks_are_killed_told_of_and_given_up() {
+        let second = Duration::from_secs;
+        let mut phase = HostPhase::Open;
+        assert_eq!(phase.take_due(second(100), |_| Next::Nothing), None);
+        phase.end(Cause::JobEnds, KILL);
+        assert_eq!(phase.take_due(second(1), |_| NOTICE), None);
+        assert_eq!(phase.take_due(second(2), |_| NOTICE), Some(KILL));
+        phase.end(Cause::JobEnds, KILL);
+        assert_eq!(phase.next(), Some(NOTICE), "they were killed");
+        assert_eq!(phase.take_due(second(10), |_| Next::Nothing), Some(NOTICE));
+        assert_eq!((phase.next_at(), phase.take_due(second(100), |_| KILL)), (None, None));
+    }
+
+    #[test]
     fn a_superseded_host_knows_whether_its_own_home_had_restarted_the_job() {
         for told in [false, true] {
             let mut phase = HostPhase::Open;
-            phase.end(if told { Cause::Restart } else { Cause::JobEnds }, None);
-            phase.end(Cause::Superseded { told: false }, None);
-            phase.end(Cause::Force, None);
+            phase.end(if told { Cause::Restart } else { Cause::JobEnds }, NOTICE);
+            phase.end(Cause::Superseded { told: false }, NOTICE);
+            phase.end(Cause::Force, NOTICE);
             assert_eq!(phase.cause(), Some(Cause::Superseded { told }));
             assert!(phase.is_superseded() && phase.is_by_force() && phase.restarts() == told);
         }

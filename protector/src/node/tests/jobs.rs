@@ -35,6 +35,25 @@ fn the_first_failure_decides_and_ends_the_others() {
     assert!(cluster.nothing_left());
 }
 
+/// Rank 0 fails, and the process of rank 1 does not end, although it is killed: the terminal hears so, and then how the job has ended.
+#[test]
+fn a_process_that_the_kernel_keeps_does_not_keep_its_job() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 3);
+    cluster.unkillable = Some(at(job, 1));
+    cluster.exit(at(job, 0), ExitStatus::Code(9));
+    cluster.run_for(Duration::from_secs(20));
+    let notices =
+        |c: &Cluster| c.replies(1).iter().filter(|r| matches!(r, Reply::Notice(text) if text.contains("has not ended"))).count();
+    assert_eq!((notices(&cluster), cluster.outcome(1)), (1, None));
+    cluster.run_for(Duration::from_secs(60));
+    assert!(matches!(cluster.outcome(1), Some(Outcome { code: 9, reason: EndReason::RankFailed { rank: Rank(0), .. } })));
+    assert!(cluster.nothing_left());
+    // It ends at last.
+    cluster.exit(at(job, 1), ExitStatus::Signal(libc::SIGKILL));
+    cluster.run_for(Duration::from_secs(1));
+}
+
 #[test]
 fn what_cannot_start_says_so() {
     let mut cluster = Cluster::new(2);
@@ -70,7 +89,8 @@ fn a_rank_that_ends_without_mpi_leaves_no_other_waiting_for_it() {
             cluster.exit(at(job, 1), ExitStatus::Code(0));
         }
         cluster.run_until(|c| c.outcome(1).is_some());
-        let Outcome { code: 1, reason: EndReason::FenceMissed { rank: Rank(1), waiting, .. } } = cluster.outcome(1).unwrap() else {
+        let Outcome { code: 1, reason: EndReason::FenceMissed { rank: Rank(1), waiting, .. } } = cluster.outcome(1).unwrap()
+        else {
             panic!("{:?}", cluster.outcome(1));
         };
         assert!(waiting.contains(&Rank(0)) || waiting.contains(&Rank(2)), "{waiting:?}");

@@ -1,6 +1,7 @@
 //! What is lost comes back, or its job restarts, or says why it ends: whatever is lost, and in whatever order the news of it
 //! comes.
 
+mod ending;
 mod fences;
 mod listeners;
 mod next_home;
@@ -144,30 +145,6 @@ fn the_home_and_its_protector_are_lost_together_and_the_job_restarts() {
         assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
         cluster.run_for(SOON);
         cluster.end_well(job, 1);
-    }
-}
-
-/// What a program does outside itself must not be done twice. A job that says so gets an error at once, and is not launched once
-/// more.
-#[test]
-fn a_job_that_must_not_restart_ends_with_an_error() {
-    for lost in [[2, 3], [1, 2]] {
-        let mut cluster = Cluster::new(5);
-        cluster.on_loss = OnLoss::Fail;
-        let job = cluster.start_recoverable(5, 4);
-        let died = cluster.now;
-        cluster.kill_all(&lost);
-        cluster.run_until(|c| c.outcome(1).is_some());
-        assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
-        match cluster.outcome(1) {
-            Some(Outcome { code: 113, reason: EndReason::RankLost { why, .. } }) => {
-                assert!(why.ends_with("it was asked not to restart from its beginning (--on-loss fail)"), "{why}");
-            }
-            other => panic!("{other:?}"),
-        }
-        cluster.run_for(SOON);
-        assert_eq!(cluster.launched.len(), 4, "no rank is started once more");
-        assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
     }
 }
 

@@ -1,0 +1,44 @@
+//! Jobs that end because they cannot restart.
+
+use super::*;
+
+/// The next epoch might meet the process on its node: the job ends, with that reason.
+#[test]
+fn a_job_with_a_process_that_the_kernel_keeps_does_not_restart() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 4);
+    let last = (0..4).map(|rank| at(job, rank)).find(|id| ![name(1), name(2)].contains(&cluster.ranks[id].0));
+    cluster.unkillable = last;
+    cluster.kill_all(&[1, 2]);
+    (0..2).for_each(|_| cluster.run_for(Duration::from_secs(40)));
+    let Some(Outcome { code: 113, reason: EndReason::RankLost { rank, why, .. } }) = cluster.outcome(1) else {
+        panic!("{:?}", cluster.outcome(1));
+    };
+    assert_eq!(Some(at(job, rank.0)), last);
+    assert!(why.contains("was to restart") && why.contains("it waits in the kernel"), "{why}");
+    assert_eq!(cluster.launched.len(), 4, "no rank is started once more");
+}
+
+/// What a program does outside itself must not be done twice. A job that says so gets an error at once, and is not launched once
+/// more.
+#[test]
+fn a_job_that_must_not_restart_ends_with_an_error() {
+    for lost in [[2, 3], [1, 2]] {
+        let mut cluster = Cluster::new(5);
+        cluster.on_loss = OnLoss::Fail;
+        let job = cluster.start_recoverable(5, 4);
+        let died = cluster.now;
+        cluster.kill_all(&lost);
+        cluster.run_until(|c| c.outcome(1).is_some());
+        assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+        match cluster.outcome(1) {
+            Some(Outcome { code: 113, reason: EndReason::RankLost { why, .. } }) => {
+                assert!(why.ends_with("it was asked not to restart from its beginning (--on-loss fail)"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        cluster.run_for(SOON);
+        assert_eq!(cluster.launched.len(), 4, "no rank is started once more");
+        assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
+    }
+}
