@@ -6,6 +6,7 @@ mod fence;
 mod orders;
 mod phase;
 mod rank;
+mod returning;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -159,7 +160,8 @@ impl Host {
         let (rank, kvsname) = (process.rank, self.kvsname());
         let session = Session::new(rank, self.spec.ranks, kvsname.clone());
         let before = self.ranks.remove(&rank);
-        self.ranks.insert(rank, LocalRank::returning(session, self.fence, before));
+        let takes = returning::limit(images.iter().map(|(_, bytes)| bytes).sum());
+        self.ranks.insert(rank, LocalRank::returning(session, self.fence, takes, before));
         self.launches.forget(rank);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
@@ -414,12 +416,14 @@ impl Host {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let unreported = self.ranks.values().filter_map(LocalRank::exit).filter(|exit| exit.reported == Reported::No);
         let drains = unreported.map(|exit| exit.at + DRAIN).min();
-        [drains, self.phase.next_at(), self.orphaned].into_iter().flatten().min()
+        let limits = self.ranks.values().filter_map(LocalRank::limit_at).min();
+        [drains, limits, self.phase.next_at(), self.orphaned].into_iter().flatten().min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.look_at_ending(now);
+        self.look_at_returning(now);
         if self.orphaned.take_if(|at| *at <= now).is_some() {
             self.abandon(now);
         }
@@ -504,7 +508,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         match result {
             Ok(pid) => {
-                state.handle_pid(pid);
+                state.handle_pid(pid, now);
                 if !state.is_returning() {
                     state.outlets = [(); 2].map(|()| Outlet::begin());
                     state.read(rank, &mut self.outputs);

@@ -52,6 +52,8 @@ struct Cluster {
     ignore_sigterm: bool,
     /// Its process waits in the kernel, and does not end when it is killed.
     unkillable: Option<ProcessId>,
+    /// So many more processes that are brought back do not say where they stand.
+    mute: u32,
     /// Rank 0 does not read.
     hold_stdin: bool,
     /// What observers were told.
@@ -132,6 +134,7 @@ impl Cluster {
             broken: false,
             ignore_sigterm: false,
             unkillable: None,
+            mute: 0,
             hold_stdin: false,
             told: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -394,6 +397,10 @@ impl Cluster {
         let pid = 1000 + process.rank.0;
         self.post(node, Input::Fetched(process, Ok(())));
         self.post(node, Input::Spawned(process, Ok(pid)));
+        if self.mute > 0 {
+            self.mute -= 1;
+            return;
+        }
         self.post(node, Input::Observer(observer_of(process.rank.0, incarnation), pid, message));
     }
 

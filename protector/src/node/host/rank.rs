@@ -34,13 +34,25 @@ pub(super) enum Phase {
     /// It is to be started here.
     Starting,
     /// It is being brought back, and has not said yet where it stands. There is a process if there is a number.
-    Returning { pid: Option<u32> },
+    Returning { pid: Option<u32>, limit: Limit },
     /// It runs.
     Running { pid: u32 },
     /// It has crashed, and its protector is to bring it back. There is no process.
     Lost(Crash),
     /// It has ended.
     Exited(Exit),
+}
+
+/// How long a process that is being brought back may take until it says where it stands. It may be stopped, or wait in the kernel
+/// for a file of its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// This long, from its start on.
+    Takes(Duration),
+    /// It is killed then.
+    Kill(Duration),
+    /// It was killed. If it has not ended then, it cannot be brought back here.
+    GiveUp(Duration),
 }
 
 /// How a process has ended, and which nodes know.
@@ -125,9 +137,10 @@ impl LocalRank {
     }
 
     /// A rank that is to be brought back, of which `before` was here. It counts as let out of `fences`, until it says where it
-    /// stands.
-    pub(super) fn returning(session: Session, fences: u64, before: Option<LocalRank>) -> Self {
-        let (phase, old_log) = (Phase::Returning { pid: None }, OldLog::CatchingUp { read: false });
+    /// stands, which takes `takes` at most.
+    pub(super) fn returning(session: Session, fences: u64, takes: Duration, before: Option<LocalRank>) -> Self {
+        let phase = Phase::Returning { pid: None, limit: Limit::Takes(takes) };
+        let old_log = OldLog::CatchingUp { read: false };
         let mut rank = LocalRank { phase, old_log, fences, ..LocalRank::starting(session) };
         if let Some(before) = before {
             (rank.outlets, rank.crashes) = (before.outlets, before.crashes);
@@ -165,7 +178,7 @@ impl LocalRank {
     /// The number of its process, while there is one.
     pub(super) fn pid(&self) -> Option<u32> {
         match self.phase {
-            Phase::Returning { pid } => pid,
+            Phase::Returning { pid, .. } => pid,
             Phase::Running { pid } => Some(pid),
             Phase::Starting | Phase::Lost { .. } | Phase::Exited(_) => None,
         }
@@ -258,18 +271,39 @@ impl LocalRank {
     }
 
     /// Its process was started.
-    pub(super) fn handle_pid(&mut self, number: u32) {
+    pub(super) fn handle_pid(&mut self, number: u32, now: Duration) {
         match &mut self.phase {
-            Phase::Returning { pid } | Phase::Exited(Exit { pid, .. }) => *pid = Some(number),
+            Phase::Returning { pid, limit } => {
+                *pid = Some(number);
+                if let Limit::Takes(takes) = *limit {
+                    *limit = Limit::Kill(now + takes);
+                }
+            }
+            Phase::Exited(Exit { pid, .. }) => *pid = Some(number),
             phase => *phase = Phase::Running { pid: number },
         }
     }
 
     /// It has said where it stands.
     pub(super) fn handle_returned(&mut self) {
-        if let Phase::Returning { pid: Some(pid) } = self.phase {
+        if let Phase::Returning { pid: Some(pid), .. } = self.phase {
             self.phase = Phase::Running { pid };
         }
+    }
+
+    /// When its return has taken too long.
+    pub(super) fn limit_at(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Returning { limit: Limit::Kill(at) | Limit::GiveUp(at), .. } => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Takes the limit that it has come to, if it has come to one. If it is to be killed, `killed` is how long it may take to end.
+    pub(super) fn take_limit(&mut self, now: Duration, killed: Duration) -> Option<Limit> {
+        self.limit_at().filter(|at| *at <= now)?;
+        let Phase::Returning { limit, .. } = &mut self.phase else { return None };
+        Some(std::mem::replace(limit, Limit::GiveUp(now + killed)))
     }
 
     /// It has caught up.
@@ -295,7 +329,7 @@ impl LocalRank {
         self.outlets.iter_mut().for_each(Outlet::close);
         let killed = self.pid().is_some();
         self.verdict = Verdict::Hopeless { killed: killed || self.is_killed_for_good() };
-        if let Phase::Returning { pid: Some(pid) } = self.phase {
+        if let Phase::Returning { pid: Some(pid), .. } = self.phase {
             self.phase = Phase::Running { pid };
         } else if !killed {
             self.exit_with(ExitStatus::Signal(libc::SIGKILL), now);
@@ -415,8 +449,8 @@ mod tests {
 
     /// A rank that was brought back, said where it stands, and runs as process 7.
     fn back(before: Option<LocalRank>) -> LocalRank {
-        let mut rank = LocalRank::returning(session(), 0, before);
-        rank.handle_pid(7);
+        let mut rank = LocalRank::returning(session(), 0, Duration::ZERO, before);
+        rank.handle_pid(7, Duration::ZERO);
         assert!(rank.is_returning() && rank.pid() == Some(7));
         rank.handle_returned();
         assert!(matches!(rank.phase, Phase::Running { pid: 7 }));
@@ -508,7 +542,7 @@ mod tests {
         assert!(rank.handle_not_restored(Duration::ZERO), "there is one");
         rank.check_invariants();
         assert!(rank.is_killed_for_good() && rank.pid() == Some(7));
-        let mut none = LocalRank::returning(session(), 0, None);
+        let mut none = LocalRank::returning(session(), 0, Duration::ZERO, None);
         assert!(!none.handle_not_restored(Duration::ZERO), "there is none");
         none.check_invariants();
         assert!(none.has_exited() && none.is_hopeless() && !none.is_killed_for_good());

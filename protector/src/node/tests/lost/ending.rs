@@ -1,4 +1,4 @@
-//! Jobs that end because they cannot restart.
+//! Processes that the kernel keeps, and jobs that end because they cannot restart.
 
 use super::*;
 
@@ -41,4 +41,33 @@ fn a_job_that_must_not_restart_ends_with_an_error() {
         assert_eq!(cluster.launched.len(), 4, "no rank is started once more");
         assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
     }
+}
+
+/// It is stopped, or waits for a file of its program: it is killed, and brought back once more.
+#[test]
+fn a_process_that_does_not_say_where_it_stands_is_killed_and_brought_back() {
+    let mut cluster = Cluster::new(5);
+    cluster.mute = 1;
+    let job = cluster.start_recoverable(5, 4);
+    cluster.kill_all(&[2]);
+    cluster.run_for(Duration::from_secs(50));
+    assert_eq!(cluster.restored.len(), 1, "it may take as long");
+    cluster.run_until(|c| c.restored.len() == 2 && c.runs(job, 1));
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn a_process_that_neither_says_where_it_stands_nor_ends_when_it_is_killed_ends_its_job() {
+    let mut cluster = Cluster::new(5);
+    cluster.mute = 1;
+    let job = cluster.start_recoverable(5, 4);
+    cluster.unkillable = Some(at(job, 1));
+    cluster.kill_all(&[2]);
+    (0..4).for_each(|_| cluster.run_for(Duration::from_secs(50)));
+    let Some(Outcome { code: 113, reason: EndReason::RankLost { rank: Rank(1), why, .. } }) = cluster.outcome(1) else {
+        panic!("{:?}", cluster.outcome(1));
+    };
+    assert!(why.contains("has not said where it stands") && why.contains("although it was killed"), "{why}");
+    assert!(cluster.nothing_left());
 }
