@@ -1,5 +1,5 @@
-//! The documents are true where that can be looked up: links lead somewhere, files exist, names are defined where a document says they are, constants have the values that it gives, pictures are
-//! made from their descriptions.
+//! The documents are true where that can be looked up: links lead somewhere, files exist, names are defined where a document says they are,
+//! constants have the values that it gives, pictures are made from their descriptions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -196,7 +196,20 @@ fn files_and_names_that_documents_mention_exist() {
 
 #[test]
 fn what_is_only_mentioned_is_not_defined() {
-    let code = "/// See Gate::shut, and Lock.\npub enum Gate {\n    Open,\n    Shut(u64),\n}\nimpl Gate {\n    pub fn of() -> Lock {\n        Open\n    }\n}\npub const MANY: usize = 1_024;\n";
+    let code = [
+        "/// See Gate::shut, and Lock.",
+        "pub enum Gate {",
+        "    Open,",
+        "    Shut(u64),",
+        "}",
+        "impl Gate {",
+        "    pub fn of() -> Lock {",
+        "        Open",
+        "    }",
+        "}",
+        "pub const MANY: usize = 1_024;",
+    ];
+    let code = &code.join("\n");
     for name in ["Gate", "Gate::Shut", "Gate::of", "gate::Gate::of", "of", "MANY"] {
         assert!(has(code, name), "{name}");
     }
