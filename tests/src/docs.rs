@@ -1,4 +1,5 @@
-//! The documents are true where that can be looked up: links lead somewhere, files and names that are mentioned exist, pictures are made from their descriptions.
+//! The documents are true where that can be looked up: links lead somewhere, files exist, names are defined where a document says they are,
+//! constants have the values that it gives, pictures are made from their descriptions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,18 +7,22 @@ use std::path::{Path, PathBuf};
 /// Most words of ARCHITECTURE.md: what an engineer reads in ten minutes, pictures included.
 const WORDS: usize = 3_000;
 /// Where a path in a document begins.
-const ROOTS: [&str; 16] = [
+const ROOTS: [&str; 20] = [
     "ckpt",
     "contrib",
     "docs",
     "fuzz",
     "observer",
+    "packaging",
     "pmi",
+    "pmix",
     "preload",
     "protector",
+    "radicd",
     "scripts",
     "tests",
     "tools",
+    "version",
     "web",
     "wire",
     "Makefile",
@@ -41,7 +46,9 @@ fn documents() -> Vec<PathBuf> {
         "ckpt",
         "fuzz",
         "observer",
+        "packaging",
         "pmi",
+        "pmix",
         "preload",
         "protector",
         "tests",
@@ -56,9 +63,10 @@ fn documents() -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
 }
 
-/// What stands between backticks in a line.
-fn quoted(line: &str) -> impl Iterator<Item = &str> {
-    line.split('`').skip(1).step_by(2)
+/// What stands between backticks in a line, each with the text up to the next one.
+fn quoted(line: &str) -> Vec<(&str, &str)> {
+    let parts: Vec<&str> = line.split('`').collect();
+    parts[1..].chunks(2).map(|pair| (pair[0], pair.get(1).copied().unwrap_or_default())).collect()
 }
 
 fn is_path(text: &str) -> bool {
@@ -66,39 +74,102 @@ fn is_path(text: &str) -> bool {
     text.contains('/') && ROOTS.contains(&first) && !text.contains([' ', '*', '{', '<', '#', ':'])
 }
 
-/// The code in a file or a folder.
+/// The code in a file or a folder, which may have pictures, too.
 fn code(path: &Path) -> String {
     if path.is_file() {
-        return read(path);
+        return String::from_utf8_lossy(&fs::read(path).expect("a file")).into_owned();
     }
     fs::read_dir(path).expect("a folder").map(|file| code(&file.expect("its name").path())).collect()
 }
 
-fn has_word(text: &str, word: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(word).any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+fn is_part_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// A type, or a function of one: `Gate::of`. Not `EAGAIN`.
-fn is_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_uppercase())
+/// The text before and after each place where a line has a word.
+fn around<'a>(line: &'a str, word: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let places = line.match_indices(word).map(|(at, _)| (&line[..at], &line[at + word.len()..]));
+    places.filter(|(before, after)| !before.ends_with(is_part_of_name) && !after.starts_with(is_part_of_name))
+}
+
+/// Whether code defines something of this name: in Rust, or a function of Python.
+fn defines(code: &str, name: &str) -> bool {
+    const KINDS: [&str; 10] =
+        ["fn ", "struct ", "enum ", "trait ", "const ", "static ", "mod ", "type ", "macro_rules! ", "def "];
+    let is_here = |(before, _): (&str, &str)| KINDS.iter().any(|kind| before.ends_with(kind));
+    code.lines().any(|line| around(line, name).any(is_here))
+}
+
+/// Whether code has this variant of this enum, formatted as rustfmt does.
+fn has_variant(code: &str, of: &str, variant: &str) -> bool {
+    let mut lines = code.lines().skip_while(|line| !around(line, of).any(|(before, _)| before.ends_with("enum ")));
+    let indent = lines.next().map_or(0, |line| line.len() - line.trim_start().len());
+    let end = " ".repeat(indent) + "}";
+    let starts = |line: &str| {
+        line.len() - line.trim_start().len() == indent + 4 && around(line, variant).any(|(before, _)| before.trim().is_empty())
+    };
+    lines.take_while(|line| *line != end).any(starts)
+}
+
+/// Whether code has what this name names: `Gate`, `Gate::of`, `Role::Spare`, `recv`, `hooks!`.
+fn has(code: &str, name: &str) -> bool {
+    let name = name.trim_end_matches('!');
+    let Some((of, last)) = name.rsplit_once("::") else { return defines(code, name) };
+    let of = of.rsplit("::").next().unwrap_or(of);
+    let is_implemented = |line: &str| line.trim_start().starts_with("impl") && around(line, of).next().is_some();
+    // `NAME = "text",` is a variant of an enum that a macro makes of it.
+    let is_named = |line: &str| around(line, last).any(|(before, after)| before.trim().is_empty() && after.starts_with(" = \""));
+    let is_of = defines(code, of) || code.lines().any(is_implemented);
+    has_variant(code, of, last) || is_of && (defines(code, last) || code.lines().any(is_named))
+}
+
+/// A type, or a function of one: `Gate::of`. Not `EAGAIN`, nor `MPI_Init`.
+fn is_type(text: &str) -> bool {
+    !text.split("::").next().is_some_and(|first| first.contains('_'))
+        && text.starts_with(|c: char| c.is_ascii_uppercase())
         && text.contains(|c: char| c.is_ascii_lowercase())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == ':' || c == '_')
+        && text.chars().all(|c| is_part_of_name(c) || c == ':')
 }
 
-/// What a document says that is not so: of each path, and of each name in a line that says where it is.
+/// Any name of code, if what follows it says where it is. Many words in lower case are names of other things.
+fn is_said_to_be_in(text: &str, after: &str) -> bool {
+    let is_name = text.starts_with(is_part_of_name) && text.trim_end_matches('!').chars().all(|c| is_part_of_name(c) || c == ':');
+    is_name && matches!(after, " in " | " of ")
+}
+
+/// The value that a document gives for a constant: `NAME`, 32 bytes.
+fn value<'a>(text: &str, after: &'a str) -> Option<&'a str> {
+    let is_constant = text.len() > 1 && text.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    let value = after.strip_prefix(", ").filter(|_| is_constant)?;
+    let end = value.find(|c: char| !c.is_ascii_digit() && c != ',').unwrap_or(value.len());
+    Some(value[..end].trim_end_matches(',')).filter(|value| !value.is_empty())
+}
+
+fn has_value(code: &str, name: &str, value: &str) -> bool {
+    let values = code.lines().flat_map(|line| around(line, name)).filter(|(before, _)| before.ends_with("const "));
+    let mut values = values.filter_map(|(_, after)| Some(after.split_once("= ")?.1.trim_end_matches(';').replace('_', "")));
+    values.any(|found| found == value.replace(',', ""))
+}
+
+/// What a document says that is not so: of each path, and of each name that is said to be in a file. In a map each line says where its types are.
 fn mistakes(document: &str) -> Vec<String> {
+    let is_map = !document.starts_with("docs/") || document == "docs/glossary.md";
     let mut found = Vec::new();
     for (line, at) in read(&root().join(document)).lines().zip(1..) {
-        let paths: Vec<&str> = quoted(line).filter(|text| is_path(text)).collect();
+        let quoted = quoted(line);
+        let paths: Vec<&str> = quoted.iter().map(|(text, _)| *text).filter(|text| is_path(text)).collect();
         let missing = paths.iter().filter(|path| !root().join(path).exists());
         found.extend(missing.map(|path| format!("{document}:{at}: there is no {path}: name the file that it has become")));
-        let code: String =
-            paths.iter().map(|path| root().join(path)).filter(|path| path.exists()).map(|path| code(&path)).collect();
-        let names = quoted(line).filter(|text| is_name(text) && !paths.is_empty());
-        for name in names {
-            if let Some(part) = name.split("::").find(|part| !has_word(&code, part)) {
-                found.push(format!("{document}:{at}: no file that this line names has {part} of {name}: say where it is now"));
+        let of = |path: &str| Some(root().join(path)).filter(|path| path.exists()).map(|path| code(&path)).unwrap_or_default();
+        let all: String = paths.iter().map(|path| of(path)).collect();
+        for (n, (text, after)) in quoted.iter().enumerate().filter(|_| !paths.is_empty()) {
+            // What is said to be in a file is in that one.
+            let path = quoted.get(n + 1).map(|(path, _)| *path).filter(|path| is_path(path) && is_said_to_be_in(text, after));
+            if (path.is_some() || is_map && is_type(text)) && !has(&path.map_or_else(|| all.clone(), of), text) {
+                found.push(format!("{document}:{at}: no file that this line names defines {text}: say where it is now"));
+            }
+            if let Some(value) = value(text, after).filter(|value| !has_value(&all, text, value)) {
+                found.push(format!("{document}:{at}: {text} is not {value} in a file that this line names"));
             }
         }
     }
@@ -112,9 +183,42 @@ fn architecture_is_short() {
 }
 
 #[test]
-fn files_and_names_of_the_map_and_the_glossary_exist() {
-    let found: Vec<String> = ["ARCHITECTURE.md", "docs/glossary.md"].into_iter().flat_map(mistakes).collect();
+fn files_and_names_that_documents_mention_exist() {
+    let named = |path: &Path| {
+        let name = path.strip_prefix(root()).expect("a path of the repository").to_str().expect("a name of letters").to_owned();
+        let is_of_all = !name.contains('/') || name.starts_with("docs/");
+        // Paths in a crate's README begin at the crate; a change log names what there was.
+        (is_of_all && name != "CHANGELOG.md").then_some(name)
+    };
+    let found: Vec<String> = documents().iter().filter_map(|path| named(path)).flat_map(|name| mistakes(&name)).collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn what_is_only_mentioned_is_not_defined() {
+    let code = [
+        "/// See Gate::shut, and Lock.",
+        "pub enum Gate {",
+        "    Open,",
+        "    Shut(u64),",
+        "}",
+        "impl Gate {",
+        "    pub fn of() -> Lock {",
+        "        Open",
+        "    }",
+        "}",
+        "pub const MANY: usize = 1_024;",
+    ];
+    let code = &code.join("\n");
+    for name in ["Gate", "Gate::Shut", "Gate::of", "gate::Gate::of", "of", "MANY"] {
+        assert!(has(code, name), "{name}");
+    }
+    for name in ["Lock", "Gate::shut", "Gate::MAN", "Lock::of", "Open", "Gat", "Door::Open"] {
+        assert!(!has(code, name), "{name}");
+    }
+    assert_eq!(value("MANY", ", 1,024 at once"), Some("1,024"));
+    assert!(has_value(code, "MANY", "1,024") && !has_value(code, "MANY", "24"));
+    assert!(value("MANY", ", or none").is_none() && value("Gate", ", 32").is_none());
 }
 
 /// `make` takes one without a rule for done.
