@@ -127,7 +127,7 @@ fn worst(row: &[&Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
 
 /// The tables, as Markdown: of each row the worst run.
 fn tables(results: &Results) -> String {
-    let mut text = "| nodes | who dies | ranks | detected, ms | agreed, first to last, ms | all know, ms | of it spreading, ms \
+    let mut text = "| nodes | which die | ranks | detected, ms | agreed, first to last, ms | all know, ms | of it spreading, ms \
          | messages of a node: mean | busiest | busiest, KiB | callers of one | new at once | false alarms: suspected, confirmed, frozen |\n\
          |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
         .to_owned();
@@ -159,7 +159,7 @@ fn tables(results: &Results) -> String {
         let (bytes, most_bytes) = (most(&|o| o.steady.mean_bytes), most(&|o| o.steady.most_bytes));
         text += &format!("| {} | {mean:.1} | {busiest:.1} | {bytes:.0} | {most_bytes:.0} |\n", row[0].nodes);
     }
-    text += "\n| nodes | who joins | all agreed after, ms | messages of a node: mean | busiest | busiest, KiB |\n|---:|---|---:|---:|---:|---:|\n";
+    text += "\n| nodes | which join | all agreed after, ms | messages of a node: mean | busiest | busiest, KiB |\n|---:|---|---:|---:|---:|---:|\n";
     for Joining { nodes, at_once, agreed_ms, load } in &results.joins {
         let who = if *at_once { "all but the first, at once" } else { "one more" };
         let kib = load.most_bytes / 1024.0;
