@@ -12,7 +12,7 @@ use std::io::IoSliceMut;
 
 use radic_observer::{Input, Wait};
 use radic_wire::limits;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -91,7 +91,7 @@ impl Reading {
                 Input::Live => {
                     // What was read before is safe; what is read now can be said again.
                     layer.pass_gate();
-                    if let Some(count) = take(self.fd, piece)? {
+                    if let Some(count) = sys::read_now(sys::borrow(self.fd), piece)? {
                         sure(layer.observer.handle_input(self.thread, &piece[..count]));
                         counters::add(Counter::Events, 1);
                         layer.ship();
@@ -112,20 +112,6 @@ impl Reading {
 
     fn wait(&self, layer: Held) -> Result<Held, Errno> {
         wait(layer, &[(self.fd, PollFlags::IN)], None)
-    }
-}
-
-/// What lies in the pipe, as much as there is room for; none: nothing.
-fn take(fd: i32, room: &mut [u8]) -> Result<Option<usize>, Errno> {
-    let pipe = sys::borrow(fd);
-    // The pipe may be set to wait, and another thread, or a child, may take what is there: then this waits with the layer held, as little as that is likely.
-    if sys::poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::IN)], Some(sys::span(0)))? == 0 {
-        return Ok(None);
-    }
-    match rustix::io::read(pipe, room) {
-        Ok(count) => Ok(Some(count)),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

@@ -136,7 +136,7 @@ impl Outputs {
     pub fn write_again(&mut self) {
         for (fd, stream) in (1..).zip(&mut self.streams) {
             while let Some(owed) = stream.output.owed(PIECE) {
-                match put(fd, owed) {
+                match sys::write_now(sys::borrow(fd), owed) {
                     Ok(0) => break,
                     Ok(count) => stream.output.handle_written_again(count),
                     Err(_) => stream.output.handle_no_reader(),
@@ -149,19 +149,6 @@ impl Outputs {
 impl Default for Outputs {
     fn default() -> Self {
         Outputs::new()
-    }
-}
-
-/// Writes at most [`PIECE`] bytes if the pipe takes them now. Another process that writes to it at this moment may make it wait.
-fn put(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
-    let pipe = sys::borrow(fd);
-    let ready = sys::poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)], Some(sys::span(0)))?;
-    if ready == 0 {
-        return Ok(0);
-    }
-    match rustix::io::write(pipe, bytes) {
-        Err(Errno::AGAIN) => Ok(0),
-        other => other,
     }
 }
 
@@ -191,7 +178,8 @@ impl Writing {
             layer.outputs.write_again();
             let length = copy(parts, self.done, &mut piece);
             let output = &mut layer.outputs.streams[self.which].output;
-            let count = if output.is_owing() { 0 } else { put(self.fd, &piece[..length]).or_else(|error| self.over(error))? };
+            let written = if output.is_owing() { Ok(0) } else { sys::write_now(sys::borrow(self.fd), &piece[..length]) };
+            let count = written.or_else(|error| self.over(error))?;
             if count > 0 {
                 output.handle_written(&piece[..count]);
                 self.done += count;

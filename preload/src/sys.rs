@@ -1,11 +1,11 @@
 //! System calls of the layer itself, by rustix: raw, so that our own hooks never see them.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use crate::fds;
@@ -185,6 +185,42 @@ pub fn span(nanoseconds: u64) -> Timespec {
     Timespec { tv_sec: (nanoseconds / 1_000_000_000) as i64, tv_nsec: (nanoseconds % 1_000_000_000) as i64 }
 }
 
+/// Where a pipe is read and written: it has no offsets.
+const NO_OFFSET: u64 = u64::MAX;
+
+/// Writes what a pipe takes now, perhaps nothing. Never waits, although the descriptor may be set to wait and another process may
+/// fill the pipe at this moment; but before Linux 6.5 it does wait then.
+pub fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    match rustix::io::pwritev2(pipe, &[IoSlice::new(bytes)], NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Err(Errno::AGAIN) => Ok(0),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+            if poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)], Some(span(0)))? == 0 {
+                return Ok(0);
+            }
+            rustix::io::write(pipe, bytes).or_else(|error| if error == Errno::AGAIN { Ok(0) } else { Err(error) })
+        }
+        other => other,
+    }
+}
+
+/// Reads what lies in a pipe; none: nothing lies there, which is not its end. Never waits, as [`write_now`] does not.
+pub fn read_now(pipe: BorrowedFd<'_>, room: &mut [u8]) -> Result<Option<usize>, Errno> {
+    let read = match rustix::io::preadv2(pipe, &mut [IoSliceMut::new(room)], NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+            if poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::IN)], Some(span(0)))? == 0 {
+                return Ok(None);
+            }
+            rustix::io::read(pipe, room)
+        }
+        other => other,
+    };
+    match read {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Waits for one descriptor of the layer; signals do not count.
 pub fn wait_for(fd: BorrowedFd<'_>, events: PollFlags, milliseconds: u64) -> Result<(), Errno> {
     let deadline = now() + milliseconds * 1_000_000;
@@ -319,5 +355,34 @@ mod tests {
             assert_eq!(rustix::io::fcntl_getfd(borrow(fd)), Err(Errno::BADF), "{fd}");
             assert_eq!(rustix::net::listen(borrow(fd), 1), Err(Errno::BADF), "{fd}");
         }
+    }
+
+    /// Threads that write to one pipe, and others that read from it, all at once: none of them waits for another one.
+    #[test]
+    fn a_pipe_that_is_set_to_wait_is_not_waited_for() {
+        let (reading, writing) = rustix::pipe::pipe().expect("a pipe");
+        assert_eq!(read_now(reading.as_fd(), &mut [0; 8]), Ok(None), "nothing lies there");
+        let written: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        (0..1_000).map(|_| write_now(writing.as_fd(), &[1; 4096]).expect("it takes some")).sum::<usize>()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum()
+        });
+        assert_eq!(write_now(writing.as_fd(), &[1; 4096]), Ok(0), "it is full");
+        let read: usize = std::thread::scope(|scope| {
+            let take = || {
+                let mut piece = [0; 1024];
+                std::iter::from_fn(|| read_now(reading.as_fd(), &mut piece).expect("it can be read")).sum::<usize>()
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum()
+        });
+        assert_eq!(read, written);
+        drop(writing);
+        assert_eq!(read_now(reading.as_fd(), &mut [0; 8]), Ok(Some(0)), "its end");
     }
 }
