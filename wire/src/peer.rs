@@ -562,14 +562,20 @@ pub enum FromHost {
         /// Why, for people.
         why: String,
     },
-    /// this rank was killed with the job, and has not ended.
+    /// this rank was killed with the job, and has not ended. It counts as ended all the same, but the job cannot restart: its next
+    /// epoch might meet the process.
     NotEnded {
         /// The rank.
         rank: Rank,
-        /// Whether it counts as ended now, all the same. The job cannot restart then: its next epoch might meet the process.
-        given_up: bool,
         /// What is known of it, for people.
         why: String,
+    },
+    /// What keeps a rank, and the job with it, for the terminal.
+    Kept {
+        /// The rank.
+        rank: Rank,
+        /// What, for people.
+        what: String,
     },
 }
 

@@ -492,7 +492,8 @@ impl Home {
             FromHost::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
             FromHost::Unprotected { kind, text } => self.handle_unprotected(kind, text),
             FromHost::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
-            FromHost::NotEnded { rank, given_up, why } if self.knows(rank) => self.handle_not_ended(rank, from, given_up, why),
+            FromHost::NotEnded { rank, why } if self.knows(rank) => self.handle_not_ended(rank, from, why),
+            FromHost::Kept { rank, what } if self.knows(rank) => self.tell_terminal(format!("rank {rank} on {from}: {what}")),
             FromHost::Launched { rank, .. }
             | FromHost::LaunchFailed { rank, .. }
             | FromHost::Output { rank, .. }

@@ -67,14 +67,16 @@ pub(super) struct Watched {
     looked: Duration,
     activity: Option<Activity>,
     next: Duration,
+    /// The terminal was told that it is stopped.
+    told: bool,
     /// How long it may stand still, for whatever reason: it is of a kind that seldom comes back by its log.
     patience: Option<Duration>,
 }
 
 impl Watched {
     fn new(now: Duration, (from, to): (u64, u64), limit: Duration) -> Watched {
-        let (counted, activity) = (None, None);
-        Watched { from, to, progress: now, sign: now, counted, looked: now, activity, next: now + limit / LOOKS, patience: None }
+        let (counted, activity, told, patience) = (None, None, false, None);
+        Watched { from, to, progress: now, sign: now, counted, looked: now, activity, next: now + limit / LOOKS, told, patience }
     }
 
     /// The position in its journal.
@@ -108,6 +110,12 @@ impl Watched {
             return now.saturating_sub(self.progress) >= patience;
         }
         now.saturating_sub(self.sign) >= limit || now.saturating_sub(self.progress) >= limit * PATIENCE
+    }
+
+    /// Whether the terminal is to be told that the process is stopped.
+    fn take_stop_to_tell(&mut self) -> bool {
+        let stopped = self.activity.is_some_and(|activity| activity.stopped);
+        stopped && !std::mem::replace(&mut self.told, stopped)
     }
 
     /// What a process does that does not get on, and its limit for that.
@@ -179,6 +187,10 @@ impl Node {
             if watched.look(now, limit, counted, activity) {
                 let why = watched.why(now, limit);
                 self.handle_diverged(now, process, why);
+            } else if watched.take_stop_to_tell() {
+                let what =
+                    format!("process {pid} is stopped by a signal while it catches up, so its job waits: `kill -CONT {pid}`");
+                self.with_host(now, process.job, |host| host.tell_what_keeps(process.rank, what));
             }
         }
     }

@@ -90,6 +90,8 @@ type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
 thread_local! {
     /// Where every process that is catching up stands in its journal. None: the processes cannot be looked at.
     static REPLAYED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+    /// Processes that catch up are stopped.
+    static STOPPED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 fn replayed() -> Option<u64> {
@@ -191,7 +193,7 @@ impl Cluster {
             machine_memory: 16 << 30,
             addresses: Vec::new,
             counters: |_| replayed().map(|replayed| Counters { replayed, ..Counters::default() }),
-            activity: |_| replayed().map(|_| replays::Activity { cpu: Duration::ZERO, stopped: false }),
+            activity: |_| replayed().map(|_| replays::Activity { cpu: Duration::ZERO, stopped: STOPPED.get() }),
             replay_limit: Some(REPLAY_LIMIT),
             refuse_fault: |fault, _| if matches!(fault, Fault::Cut { .. }) { Err("no cable".into()) } else { Ok(()) },
             http: None,

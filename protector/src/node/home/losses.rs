@@ -32,13 +32,13 @@ impl Home {
         self.end(Outcome { code: exit_code::NODE_LOST, reason });
     }
 
-    /// A rank was killed with the job, and has not ended. The terminal is told. A job that was to restart ends if the host gives
-    /// the process up.
-    pub(super) fn handle_not_ended(&mut self, rank: Rank, from: &NodeId, given_up: bool, why: String) {
-        if given_up && self.is_restarting() {
-            return self.lose_with(rank, from.name.clone(), format!("the job was to restart from its beginning, but {why}"));
+    /// A rank was killed with the job, has not ended, and counts as ended all the same. A job that was to restart ends.
+    pub(super) fn handle_not_ended(&mut self, rank: Rank, from: &NodeId, why: String) {
+        if self.is_restarting() {
+            self.lose_with(rank, from.name.clone(), format!("the job was to restart from its beginning, but {why}"));
+        } else {
+            self.tell_terminal(format!("rank {rank} on {from}: {why}"));
         }
-        self.tell_terminal(format!("rank {rank} on {from}: {why}"));
     }
 
     /// A rank has ended: whether the job ends with it.

@@ -33,12 +33,14 @@ impl Host {
             Some(Next::Notice(_)) => {
                 for (rank, what) in self.unended() {
                     let limit = GIVEN_UP.as_secs();
-                    self.report_unended(rank, false, format!("{what}; in {limit} s it counts as ended"));
+                    self.tell_what_keeps(rank, format!("{what}; in {limit} s it counts as ended"));
                 }
             }
             Some(Next::GiveUp(_)) => {
                 for (rank, what) in self.unended() {
-                    self.report_unended(rank, true, format!("{what}; it counts as ended"));
+                    let why = format!("{what}; it counts as ended");
+                    self.outputs.push_back(HostOutput::Warning(rank, why.clone()));
+                    self.outputs.push_back(HostOutput::ToHome(FromHost::NotEnded { rank, why }));
                     self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Ended(libc::SIGKILL), now));
                 }
                 self.report_ended();
@@ -63,9 +65,10 @@ impl Host {
         said.collect()
     }
 
-    fn report_unended(&mut self, rank: Rank, given_up: bool, why: String) {
-        self.outputs.push_back(HostOutput::Warning(rank, why.clone()));
-        self.outputs.push_back(HostOutput::ToHome(FromHost::NotEnded { rank, given_up, why }));
+    /// Records what keeps a rank, and has it said at the terminal.
+    pub fn tell_what_keeps(&mut self, rank: Rank, what: String) {
+        self.outputs.push_back(HostOutput::Warning(rank, what.clone()));
+        self.outputs.push_back(HostOutput::ToHome(FromHost::Kept { rank, what }));
     }
 
     /// The job is ended by force here: everything that still runs is killed.

@@ -71,3 +71,22 @@ fn a_process_that_neither_says_where_it_stands_nor_ends_when_it_is_killed_ends_i
     assert!(why.contains("has not said where it stands") && why.contains("although it was killed"), "{why}");
     assert!(cluster.nothing_left());
 }
+
+/// Its job waits for it, and the terminal hears why, once.
+#[test]
+fn a_process_that_is_stopped_while_it_catches_up_is_named_at_the_terminal() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.silent = true;
+    REPLAYED.set(Some(10));
+    STOPPED.set(true);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
+    cluster.run_for(REPLAY_LIMIT * 3);
+    let is_it =
+        |reply: &&Reply| matches!(reply, Reply::Notice(text) if text.contains("is stopped by a signal while it catches up"));
+    assert_eq!(cluster.replies(1).iter().filter(is_it).count(), 1);
+    assert_eq!(cluster.incarnations(job, 1), [1], "it is not given up");
+    STOPPED.set(false);
+    REPLAYED.set(None);
+}
