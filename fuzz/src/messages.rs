@@ -224,6 +224,7 @@ fn processes(inputs: &mut Inputs) {
     add(inputs, 6, "connecting", &ToNode::Connecting { ask: 1, connection, from, to });
     add(inputs, 6, "leaving", &ToNode::Leaving(Box::default()));
     add(inputs, 6, "note", &ToNode::Note("a note".into()));
+    add(inputs, 6, "kept", &ToNode::Kept("its protector is silent".into()));
     add(inputs, 6, "doubts", &ToNode::Doubts { why: "its threads".into(), patience: std::time::Duration::from_secs(1) });
     let (key, protection) = (JobKey::from_bytes([3; 32]), Protection::default());
     let joined = FromNode::Joined {

@@ -12,6 +12,7 @@ mod framing;
 mod giving_way;
 mod held;
 mod joining;
+mod patience;
 mod sending;
 mod shipping;
 mod tending;

@@ -439,6 +439,8 @@ pub enum ToNode {
         /// How long it may stand still, for whatever reason, before its job restarts from its beginning. Zero: the job does so at once.
         patience: Duration,
     },
+    /// A call of its program has waited for long: for what, for the terminal and the event log.
+    Kept(String),
 }
 
 /// Whose image makes room in an outbox: it has most of what is kept there.

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::Layer;
 use super::ending::sure;
+use super::patience::Patience;
 use crate::counters::{self, Counter};
 use crate::{sys, threads};
 
@@ -120,7 +121,7 @@ impl Layer {
     }
 
     fn wait_at_gate(&mut self) {
-        let since = sys::now();
+        let mut patience = Patience::begin();
         counters::add(Counter::GateWaits, 1);
         while self.observer.gate().is_some() {
             self.ship();
@@ -130,8 +131,9 @@ impl Layer {
             // The session moves to the next protector here: the present one may hang, and a protector that hangs breaks no connection.
             self.settle_down();
             self.hear_protector(false);
+            self.tell_if_long(&mut patience, "the protector of its node does not say that it keeps the journal");
         }
-        counters::add(Counter::GateNs, sys::now() - since);
+        counters::add(Counter::GateNs, patience.lasts());
     }
 
     /// Waits for a word of the protector, a moment at most. True: the node has something to say, perhaps that there is another protector: a protector that is
@@ -153,6 +155,7 @@ impl Layer {
 
     /// Waits until there is room for what is received.
     pub fn wait_for_payload(&mut self) {
+        let mut patience = Patience::begin();
         while self.observer.payload().room() == 0 {
             self.ship();
             self.ship_payload();
@@ -163,6 +166,7 @@ impl Layer {
             self.hear_protector(false);
             self.hear_node();
             self.settle_down();
+            self.tell_if_long(&mut patience, "the protector of its node does not take what it has received");
         }
     }
 }

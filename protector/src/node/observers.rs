@@ -294,6 +294,7 @@ impl Node {
             ToNode::Holds { ask, causes } => self.handle_holds(process, ask, causes),
             ToNode::Doubts { why, patience } => self.handle_doubts(now, process, &why, patience),
             ToNode::Note(text) => self.handle_note(now, process, &text),
+            ToNode::Kept(what) => self.with_host(now, process.job, |host| host.tell_what_keeps(process.rank, what)),
             ToNode::AtEnd(end) => self.handle_at_end(now, process, end),
             ToNode::Leaving(counters) => {
                 self.with_host(now, process.job, |host| host.handle_leaving(process.rank));

@@ -90,3 +90,14 @@ fn a_process_that_is_stopped_while_it_catches_up_is_named_at_the_terminal() {
     STOPPED.set(false);
     REPLAYED.set(None);
 }
+
+#[test]
+fn what_a_rank_waits_for_is_said_at_the_terminal() {
+    let mut cluster = Cluster::new(5);
+    cluster.start_recoverable(5, 3);
+    let what = "its protector does not answer";
+    cluster.post(&name(2), Input::Observer(observer_of(1, Incarnation::FIRST), 1001, ToNode::Kept(what.to_owned())));
+    cluster.run_for(SOON);
+    let is_it = |reply: &Reply| matches!(reply, Reply::Notice(text) if text.starts_with("rank 1 on n2") && text.ends_with(what));
+    assert!(cluster.replies(1).iter().any(is_it), "{:?}", cluster.replies(1));
+}
