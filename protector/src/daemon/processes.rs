@@ -211,6 +211,7 @@ impl Processes {
             HostOutput::ToHome(_)
             | HostOutput::Name(..)
             | HostOutput::Warning(..)
+            | HostOutput::Note(..)
             | HostOutput::Lost(..)
             | HostOutput::Unrestorable(..)
             | HostOutput::Left(_)

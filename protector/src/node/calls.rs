@@ -10,9 +10,10 @@ use radic_wire::local::{ClusterStatus, Fault};
 use radic_wire::peer::{Answer, LineStep, PeerMessage, Query, RestartOrder};
 use radic_wire::suspension::{Resumption, Suspension};
 
+use super::call::Call;
 use super::clients::{Client, Wanted};
 use super::host::NameRequest;
-use super::observers::{Call, ObserverId};
+use super::observers::ObserverId;
 use super::{ClientId, Node};
 
 /// Time that members have to answer a question to all.

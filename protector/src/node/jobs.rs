@@ -53,6 +53,9 @@ impl Node {
                 }
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
+                HostOutput::Note(rank, text) => {
+                    self.record(now, EventName::Note, About::rank(job, rank), format!("rank {rank}: {text}"));
+                }
                 HostOutput::Lost(rank, Crash { signal, live }) => {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);

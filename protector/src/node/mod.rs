@@ -10,6 +10,7 @@
 //! many run the same code.
 
 mod away;
+mod call;
 mod calls;
 mod checkpoints;
 mod children;
@@ -68,12 +69,12 @@ use self::calls::Gather;
 use self::clients::Client;
 use self::collection::Collections;
 
+use self::call::Call;
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
 use self::lines::Lines;
-use self::observers::Call;
 use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
 use self::registry::Registry;

@@ -17,6 +17,7 @@ use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
 use radic_wire::process::{Counters, FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
 
 use super::away::Vacancy;
+use super::call::Call;
 use super::calls::Purpose;
 use super::checkpoints::Schedule;
 use super::events::About;
@@ -294,7 +295,7 @@ impl Node {
             ToNode::Holds { ask, causes } => self.handle_holds(process, ask, causes),
             ToNode::Doubts { why, patience } => self.handle_doubts(now, process, &why, patience),
             ToNode::Note(text) => self.handle_note(now, process, &text),
-            ToNode::Kept(what) => self.with_host(now, process.job, |host| host.tell_what_keeps(process.rank, what)),
+            ToNode::Kept(what) => self.handle_kept(now, process, &what),
             ToNode::AtEnd(end) => self.handle_at_end(now, process, end),
             ToNode::Leaving(counters) => {
                 self.with_host(now, process.job, |host| host.handle_leaving(process.rank));
@@ -704,15 +705,29 @@ impl Node {
     }
 
     fn handle_note(&mut self, now: Duration, process: ProcessId, text: &str) {
-        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        if let Some(text) = self.take_note(process, text) {
+            self.record(now, EventName::Note, About::rank(process.job, process.rank), format!("rank {}: {text}", process.rank));
+        }
+    }
+
+    /// A call of its program has waited for long.
+    fn handle_kept(&mut self, now: Duration, process: ProcessId, what: &str) {
+        if let Some(what) = self.take_note(process, what) {
+            self.with_host(now, process.job, |host| host.tell_what_keeps(process.rank, what));
+        }
+    }
+
+    /// What a process says, for people. None: it has said too much already.
+    fn take_note(&mut self, process: ProcessId, text: &str) -> Option<String> {
+        let observed = self.observers.processes.get_mut(&process)?;
         observed.notes = observed.notes.saturating_add(1);
         let rest = match observed.notes.cmp(&limits::NOTES) {
             std::cmp::Ordering::Less => "",
             std::cmp::Ordering::Equal => " (what else it has to say is not kept)",
-            std::cmp::Ordering::Greater => return,
+            std::cmp::Ordering::Greater => return None,
         };
         let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(TEXT).collect();
-        self.record(now, EventName::Note, About::rank(process.job, process.rank), format!("rank {}: {text}{rest}", process.rank));
+        Some(format!("{text}{rest}"))
     }
 
     /// The connection of an observer is gone.
@@ -775,14 +790,4 @@ impl Node {
         };
         host.ranks().map(info).collect()
     }
-}
-
-/// A connection that is about to be made.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Call {
-    pub(super) connection: ConnectionId,
-    pub(super) from: SocketAddr,
-    pub(super) to: SocketAddr,
-    /// The number of the question about it, as the caller's node counts its questions.
-    pub(super) asked: u64,
 }

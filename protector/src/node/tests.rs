@@ -360,7 +360,7 @@ impl Cluster {
             | HostOutput::Left(_)
             | HostOutput::Fenced
             | HostOutput::Frozen => unreachable!(),
-            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
+            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) | HostOutput::Note(..) => unreachable!(),
         }
     }
 

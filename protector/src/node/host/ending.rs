@@ -39,7 +39,7 @@ impl Host {
             Some(Next::GiveUp(_)) => {
                 for (rank, what) in self.unended() {
                     let why = format!("{what}; it counts as ended");
-                    self.outputs.push_back(HostOutput::Warning(rank, why.clone()));
+                    self.outputs.push_back(HostOutput::Note(rank, why.clone()));
                     self.outputs.push_back(HostOutput::ToHome(FromHost::NotEnded { rank, why }));
                     self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Ended(libc::SIGKILL), now));
                 }
@@ -67,7 +67,7 @@ impl Host {
 
     /// Records what keeps a rank, and has it said at the terminal.
     pub fn tell_what_keeps(&mut self, rank: Rank, what: String) {
-        self.outputs.push_back(HostOutput::Warning(rank, what.clone()));
+        self.outputs.push_back(HostOutput::Note(rank, what.clone()));
         self.outputs.push_back(HostOutput::ToHome(FromHost::Kept { rank, what }));
     }
 

@@ -96,8 +96,10 @@ pub enum HostOutput {
     Signal(Rank, i32),
     /// Answer a request about names by [`Host::handle_name`](super::Host::handle_name).
     Name(Rank, NameRequest),
-    /// Something to record in the event log.
+    /// To record in the event log: the rank's PMI connection is refused.
     Warning(Rank, String),
+    /// To record in the event log: what keeps the rank.
+    Note(Rank, String),
     /// A protected rank has crashed and all that it had written was read: it is to be brought back.
     Lost(Rank, Crash),
     /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank

@@ -28,8 +28,7 @@ impl Host {
             );
             match limit {
                 Limit::Takes(_) | Limit::Kill(_) => {
-                    self.outputs
-                        .push_back(HostOutput::Warning(rank, format!("{what}; it is killed, and brought back once more")));
+                    self.outputs.push_back(HostOutput::Note(rank, format!("{what}; it is killed, and brought back once more")));
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
                 }
                 Limit::GiveUp(_) => {

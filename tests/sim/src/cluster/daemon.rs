@@ -152,7 +152,8 @@ impl World {
             HostOutput::Signal(rank, signal) => self.signal(at, id(rank), signal),
             HostOutput::Over => self.forget_orders(at, |process| process.job == job),
             HostOutput::Close(..) | HostOutput::Pmi(..) => {}
-            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) | HostOutput::Lost(..) => unreachable!(),
+            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Lost(..) => unreachable!(),
+            HostOutput::Warning(..) | HostOutput::Note(..) => unreachable!(),
             HostOutput::Unrestorable(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => unreachable!(),
         }
     }
