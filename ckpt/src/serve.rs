@@ -3,7 +3,8 @@
 use core::sync::atomic::Ordering::SeqCst;
 
 use crate::arena::{self, state};
-use crate::gather::{self, Refusal, numbered};
+use crate::gather::{self, Refusal};
+use crate::maps::numbered;
 use crate::request::{
     ADVISED_BYTES, Advised, MAX_ADVISED, Mode, REFUSAL_MAGIC, REQUEST_BYTES, Request, SECRET_BYTES, SOCKET_NAME, Secret,
 };
