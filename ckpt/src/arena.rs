@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::dense::Dense;
+use crate::image::meta::FileId;
 use crate::interrupted::{WAITS, Wait};
 use crate::maps::ObjectId;
 use crate::pages::Extent;
@@ -231,16 +232,12 @@ pub struct Fd {
     pub status: i32,
     /// An earlier descriptor of the same open file; -1: none.
     pub same_as: i32,
-    /// Device of the inode.
-    pub dev: u64,
-    /// Inode.
-    pub ino: u64,
+    /// Which file it is of.
+    pub file: FileId,
     /// Position in bytes.
     pub position: u64,
     /// Size in bytes.
     pub size: u64,
-    /// st_mode.
-    pub mode: u32,
     /// Name.
     pub path: Text,
     /// By kind: counter, clock and times, mask.
@@ -311,8 +308,8 @@ pub struct Shared {
     pub content: u64,
     /// The object.
     pub object: ObjectId,
-    /// Is it a whole segment of System V, and not marked for removal (2), or marked (1)? Else 0.
-    pub segment: u32,
+    /// Is it a whole segment of System V?
+    pub is_segment: bool,
 }
 
 /// Pages that must not be touched (MADV_GUARD_INSTALL).

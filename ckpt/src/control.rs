@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -14,10 +14,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::image::ImageError;
+use crate::files::{self, Fault};
 use crate::image::chain::AncestorError;
+use crate::image::meta::Backing;
+use crate::image::{ImageError, Meta};
 use crate::keeper::{self, Identity};
-use crate::launch::{ALONE_VARIABLE, LAUNCHER_VARIABLE, RESTORE_VARIABLE};
+use crate::launch::{ALONE_VARIABLE, LAUNCHER_VARIABLE, OWNERS_VARIABLE, RESTORE_VARIABLE, owners_of};
+use crate::maps::numbered;
 use crate::request::Request;
 use crate::sys;
 use crate::trusted::{Owners, TrustError};
@@ -35,7 +38,9 @@ pub enum ControlError {
     #[error("process {0} cannot be asked for a checkpoint: {1}")]
     Unreachable(i32, io::Error),
     /// The process does not answer.
-    #[error("process {0} does not answer: it does not run under the checkpoint library, or is saving itself already")]
+    #[error(
+        "process {0} does not answer: it does not run under the checkpoint library, is saving itself already, or is in the middle of what no image may have"
+    )]
     Silent(i32),
     /// The process has ended before it has answered.
     #[error("process {0} has ended")]
@@ -214,20 +219,41 @@ impl Restorable {
         let Restorable { file, meta } = self;
         let (image, process) = (OwnedFd::from(file), &meta.process);
         let mut words = process.cmdline.split(|b| *b == 0).map(OsStr::from_bytes);
-        let mut command = Command::new(OsStr::from_bytes(&process.exe));
+        let program = program(&meta);
+        let mut command = match &program {
+            // The open file, whatever its name has come to mean when it is executed.
+            Ok(Some(file)) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            _ => Command::new(OsStr::from_bytes(&process.exe)),
+        };
         command.arg0(words.next().unwrap_or_default());
         let words: Vec<_> = words.collect();
         // Behind the zero byte of the last argument there is nothing.
         command.args(&words[..words.len().saturating_sub(1)]);
         command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
+        let mapped = meta.regions.iter().map(|region| &region.path[..]);
+        let named =
+            mapped.chain(meta.descriptors.iter().map(|descriptor| &descriptor.path[..])).filter(|path| path.starts_with(b"/"));
+        command.env(OWNERS_VARIABLE, owners_of(named));
         command.envs(launcher.map(|number| (LAUNCHER_VARIABLE, format!("{number:016x}"))));
         first(&mut command);
         let (personality, aloud) = (process.personality, launcher.is_none());
         let tids = meta.threads.iter().map(|thread| thread.tid as i32).collect();
+        let exe = process.exe.clone();
         let identity = Identity { pid: process.pid as i32, tids, monotonic: process.monotonic, boottime: process.boottime };
         // SAFETY: system calls only.
         unsafe {
             command.pre_exec(move || {
+                if let Err(fault) = &program {
+                    let (what, number) = fault.words();
+                    let mut text = [0; 64];
+                    let number = numbered(&mut text, b" ", number, b"\n");
+                    for part in
+                        [b"radic: ", &exe[..], b": the program is this file: ", what.as_bytes(), &number[..number.len() - 1]]
+                    {
+                        let _ = sys::write_all(2, part);
+                    }
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
                 // The image stays open over exec.
                 libc::fcntl(image.as_fd().as_raw_fd(), libc::F_SETFD, 0);
                 libc::personality(libc::c_ulong::from(personality));
@@ -240,6 +266,18 @@ impl Restorable {
         }
         command
     }
+}
+
+/// The program's file, which is executed before any other is looked at: it must be the one that it was, or of users who could do the same. None: the image does not
+/// say which one that was.
+fn program(meta: &Meta) -> Result<Option<OwnedFd>, Fault> {
+    let exe = &meta.process.exe;
+    let Some(region) = meta.regions.iter().find(|region| region.path == *exe && region.backing == Backing::PrivateFile) else {
+        return Ok(None);
+    };
+    let fd = files::open_again(&[&exe[..], b"\0"].concat(), &region.file, libc::O_PATH, &[])?;
+    // SAFETY: just opened, and owned by nothing else.
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// The process that the command of [`Restorable::command`] has become, when it runs: `child` itself, or the one that it keeps. None: it has ended already.

@@ -6,13 +6,13 @@ use crate::crc::crc32c;
 use crate::dense::{self, Stretch};
 use crate::gather::{self, Refusal};
 use crate::image::MetaWriter;
-use crate::image::meta::{Backing, RegionRef};
+use crate::image::meta::{Backing, FileId, RegionRef};
 use crate::maps::{self, Line, ObjectId};
 use crate::pages::{Extent, HIDDEN, Scanner, TRACKED, WRITTEN};
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
 use crate::request::Advised;
 use crate::sys::{self, Answer, Errno, call, plain};
-use crate::track;
+use crate::{files, track};
 
 /// The leader's record comes first: it is the one that restarts the others.
 pub fn leader_first(threads: usize) {
@@ -42,14 +42,14 @@ fn shown(line: &Line<'_>) -> bool {
     !restorer && !arena::hashes(line.start) && line.path != b"[vsyscall]"
 }
 
-/// Does the file of a mapping still exist under its name?
-fn file_exists(line: &Line<'_>) -> Option<libc::stat> {
+/// Does the file of a mapping still exist under its name? Which one it is, and its size.
+fn file_exists(line: &Line<'_>) -> Option<(FileId, u64)> {
     let mut path = [0u8; 4200];
     if line.path.first() != Some(&b'/') || line.path.len() >= path.len() {
         return None;
     }
     path[..line.path.len()].copy_from_slice(line.path);
-    sys::stat(&path[..line.path.len() + 1]).ok().filter(|stat| stat.st_ino == line.inode)
+    files::named(&path[..line.path.len() + 1]).ok().filter(|(file, _)| file.inode == line.inode)
 }
 
 /// Refuses mappings that cannot be saved; before a thread is stopped, and again when none can make another one.
@@ -102,30 +102,24 @@ fn copy_shared(tables: &mut Tables, line: &Line<'_>, memory: i32) -> Result<(), 
         }
     }
     let (prot, object) = (u32::from(line.prot), line.object());
-    let entry = Shared { start: line.start, len: len as u64, span, prot, content: at, object, segment: segment(tables, line) };
+    let is_segment = is_segment(tables, line);
+    let entry = Shared { start: line.start, len: len as u64, span, prot, content: at, object, is_segment };
     if tables.shared.push(entry) { Ok(()) } else { Err(Errno(libc::EFBIG)) }
 }
 
-/// Is the mapping a whole segment of System V? Its inode is the segment's id. See `Shared::segment`.
-fn segment(tables: &mut Tables, line: &Line<'_>) -> u32 {
+/// Is the mapping a whole segment of System V? Its inode is the segment's id.
+fn is_segment(tables: &mut Tables, line: &Line<'_>) -> bool {
     if !line.object().is_segment || line.offset != 0 {
-        return 0;
+        return false;
     }
     let mut about = core::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
     // SAFETY: the kernel writes one shmid_ds, for which all zeroes is valid, too.
     let about = unsafe { call!(libc::SYS_shmctl, line.inode, libc::IPC_STAT, about.as_mut_ptr()).map(|_| about.assume_init()) };
-    let Ok(about) = about else { return 0 };
+    let Ok(about) = about else { return false };
     if about.shm_nattch > 1 {
         tables.note(&[b"memory is shared with other processes, or attached twice, and will not be any more: ", line.path]);
     }
-    let whole = (about.shm_segsz as u64).next_multiple_of(4096) == line.end - line.start;
-    if !whole {
-        0
-    } else if line.path.ends_with(b"(deleted)") {
-        1
-    } else {
-        2
-    }
+    (about.shm_segsz as u64).next_multiple_of(4096) == line.end - line.start
 }
 
 /// Number of a shared object: that of its first mapping.
@@ -167,8 +161,8 @@ pub fn describe(
         if line.prot & 1 == 0 {
             extents[before..used].iter_mut().for_each(|extent| extent.categories |= HIDDEN);
         }
-        if let (Some(stat), true) = (&file, (last.0, last.1) != (line.path, line.inode)) {
-            last = (line.path, line.inode, mapped_head(tables, &line, stat));
+        if let (Some((file, _)), true) = (&file, (last.0, last.1) != (line.path, line.inode)) {
+            last = (line.path, line.inode, mapped_head(tables, &line, file));
         }
         let object = if backing == Backing::SharedObject { object_number(&tables.shared, line.object()) } else { 0 };
         let known = file.is_some() && matches!(backing, Backing::PrivateFile | Backing::SharedFile);
@@ -181,8 +175,9 @@ pub fn describe(
             has_runs: used > before,
             offset: line.offset,
             object,
-            size: file.map_or(0, |stat| stat.st_size as u64),
+            size: file.map_or(0, |(_, size)| size),
             head_crc: if known { last.2 } else { 0 },
+            file: if known { file.map(|(file, _)| file).unwrap_or_default() } else { FileId::default() },
             path: line.path,
         });
     }
@@ -259,27 +254,28 @@ fn backing(tables: &Tables, line: &Line<'_>, exists: bool) -> Backing {
 
 /// CRC of the first 4 KiB of a file that is mapped privately; 0: not known. A file that the program has open is read through its own descriptor: opening
 /// and closing another one would give up the process's locks on it.
-fn mapped_head(tables: &Tables, line: &Line<'_>, stat: &libc::stat) -> u32 {
-    if line.shared || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+fn mapped_head(tables: &Tables, line: &Line<'_>, file: &FileId) -> u32 {
+    if line.shared || file.mode & libc::S_IFMT != libc::S_IFREG {
         return 0;
     }
-    match tables.fds.iter().find(|fd| (fd.ino, fd.dev) == (stat.st_ino, stat.st_dev)) {
+    match tables.fds.iter().find(|fd| (fd.file.inode, fd.file.device) == (file.inode, file.device)) {
         Some(open) => read_head(open.fd),
         None => head_crc(line.path),
     }
 }
 
-/// CRC of a file's first 4 KiB, 0 if it cannot be read.
-pub fn head_crc(path: &[u8]) -> u32 {
+/// CRC of a file's first 4 KiB, 0 if it cannot be read. Its name may mean a pipe by now: that is not waited for.
+fn head_crc(path: &[u8]) -> u32 {
     let mut name = [0u8; 4200];
     name[..path.len()].copy_from_slice(path);
-    let Ok(fd) = sys::open(&name[..path.len() + 1], libc::O_RDONLY, 0) else { return 0 };
+    let Ok(fd) = sys::open(&name[..path.len() + 1], libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW, 0) else { return 0 };
     let crc = read_head(fd);
     sys::close(fd);
     crc
 }
 
-fn read_head(fd: i32) -> u32 {
+/// CRC of an open file's first 4 KiB, 0 if it cannot be read.
+pub fn read_head(fd: i32) -> u32 {
     let mut head = [0u8; 4096];
     sys::pread(fd, &mut head, 0).map_or(0, |len| crc32c(0, &head[..len]))
 }

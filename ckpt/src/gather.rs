@@ -4,10 +4,11 @@
 use core::cmp::Ordering;
 
 use crate::arena::{self, FILE_LIMIT, Fd, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
-use crate::maps::{self, decimal, field, hex, lines};
+use crate::image::meta::FileId;
+use crate::maps::{self, decimal, field, hex, lines, numbered, numbered_wide};
 use crate::request::{self, Advised};
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, stop, track};
+use crate::{death, files, stop, track};
 
 /// Why a process cannot be saved: what, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,31 +32,6 @@ impl Refusal {
     pub fn failed(what: &'static str) -> impl FnOnce(Errno) -> Self {
         move |error| Self { what, number: error.0 }
     }
-}
-
-/// Writes `before`, a number without its sign, `after` and a zero byte into a buffer.
-pub fn numbered<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: i32, after: &[u8]) -> &'a [u8] {
-    numbered_wide(buffer, before, number.unsigned_abs().into(), after)
-}
-
-fn numbered_wide<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: u64, after: &[u8]) -> &'a [u8] {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    let mut left = number;
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (left % 10) as u8;
-        left /= 10;
-        if left == 0 {
-            break;
-        }
-    }
-    let mut len = 0;
-    for part in [before, &digits[at..], after, &[0]] {
-        buffer[len..len + part.len()].copy_from_slice(part);
-        len += part.len();
-    }
-    &buffer[..len]
 }
 
 fn small() -> &'static mut [u8] {
@@ -347,11 +323,9 @@ fn blank(fd: i32) -> Fd {
         fd_flags: 0,
         status: 0,
         same_as: -1,
-        dev: 0,
-        ino: 0,
+        file: FileId::default(),
         position: 0,
         size: 0,
-        mode: 0,
         path: Text::default(),
         values: [0; 4],
         content: (0, 0),
@@ -379,7 +353,7 @@ fn find_duplicates(tables: &mut Tables) {
 /// An order of open files: by inode first.
 fn by_open_file(pid: i32, a: &Fd, b: &Fd) -> Ordering {
     const KCMP_FILE: i32 = 0;
-    let known = |fd: &Fd| (fd.dev, fd.ino, fd.status, fd.position);
+    let known = |fd: &Fd| (fd.file.device, fd.file.inode, fd.status, fd.position);
     known(a).cmp(&known(b)).then_with(|| match plain!(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.fd, b.fd) {
         Ok(0) => Ordering::Equal,
         Ok(1) => Ordering::Less,
@@ -391,8 +365,8 @@ fn by_open_file(pid: i32, a: &Fd, b: &Fd) -> Ordering {
 
 /// The descriptors of an inode.
 fn of_inode<'a>(tables: &'a Tables, fd: &Fd) -> impl Iterator<Item = &'a Fd> {
-    let (inode, fds) = ((fd.dev, fd.ino), &tables.fds);
-    let key = move |index: &u32| (fds[*index as usize].dev, fds[*index as usize].ino);
+    let (inode, fds) = ((fd.file.device, fd.file.inode), &tables.fds);
+    let key = move |index: &u32| (fds[*index as usize].file.device, fds[*index as usize].file.inode);
     let from = tables.by_file.partition_point(|index| key(index) < inode);
     tables.by_file[from..].iter().take_while(move |index| key(index) == inode).map(|index| &fds[*index as usize])
 }
@@ -400,14 +374,14 @@ fn of_inode<'a>(tables: &'a Tables, fd: &Fd) -> impl Iterator<Item = &'a Fd> {
 fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     let number = fd.fd;
     let failed = |_| Refusal { what: "nothing can be learnt about descriptor", number };
-    let stat = sys::fstat(fd.fd).map_err(failed)?;
+    (fd.file, fd.size) = files::of(fd.fd).map_err(failed)?;
     fd.status = sys::fcntl(fd.fd, libc::F_GETFL, 0).map_err(failed)? as i32;
     fd.fd_flags = sys::fcntl(fd.fd, libc::F_GETFD, 0).map_err(failed)? as i32;
-    (fd.dev, fd.ino, fd.size, fd.mode) = (stat.st_dev, stat.st_ino, stat.st_size as u64, stat.st_mode);
+    let kind = fd.file.mode & libc::S_IFMT;
     let (mut path, mut link) = ([0u8; 64], [0u8; 4200]);
-    if stat.st_mode & libc::S_IFMT == libc::S_IFSOCK {
+    if kind == libc::S_IFSOCK {
         // There may be very many of them, and /proc takes long: it says the same.
-        let name = numbered_wide(&mut path, b"socket:[", fd.ino, b"]");
+        let name = numbered_wide(&mut path, b"socket:[", fd.file.inode, b"]");
         fd.path = tables.keep(&name[..name.len() - 1]).map_err(failed)?;
         fd.kind = if fd.fd > 2 { socket(tables, fd).map_err(failed)? } else { Kind::Inherited };
         return Ok(());
@@ -415,12 +389,12 @@ fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     fd.position = sys::lseek(fd.fd, 0, libc::SEEK_CUR).unwrap_or(0) as u64;
     let link = sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd.fd, b""), &mut link).map_err(failed)?;
     fd.path = tables.keep(link).map_err(failed)?;
-    fd.kind = match stat.st_mode & libc::S_IFMT {
+    fd.kind = match kind {
         libc::S_IFREG => regular(tables, fd, link),
         libc::S_IFIFO if link.first() != Some(&b'/') => Kind::PipeRead, // Which end, and of which process: see pipe().
         libc::S_IFIFO if fd.fd > 2 => Kind::ForeignPipe,
         libc::S_IFIFO => Kind::Inherited,
-        libc::S_IFCHR if fd.fd <= 2 && terminal(stat.st_rdev) => Kind::Inherited,
+        libc::S_IFCHR if fd.fd <= 2 && terminal(fd.file.names) => Kind::Inherited,
         libc::S_IFCHR | libc::S_IFDIR | libc::S_IFBLK => Kind::File,
         _ => match link.strip_prefix(b"anon_inode:").unwrap_or(b"") {
             b"[eventfd]" => Kind::Event,
@@ -441,8 +415,8 @@ fn regular(tables: &Tables, fd: &Fd, link: &[u8]) -> Kind {
     if link.starts_with(b"/memfd:") || link.starts_with(b"/dev/zero") || link.starts_with(b"/SYSV") {
         return Kind::Object;
     }
-    match sys::stat(tables.text(fd.path)) {
-        Ok(stat) if stat.st_ino == fd.ino && stat.st_dev == fd.dev => Kind::File,
+    match files::named(tables.text(fd.path)) {
+        Ok((found, _)) if (found.device, found.inode) == (fd.file.device, fd.file.inode) => Kind::File,
         _ => Kind::Content,
     }
 }
@@ -460,7 +434,7 @@ fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
         Kind::ForeignPipe => {
             tables.note(&[b"a pipe to another process comes back without its other end: ", tables_text(fd.fd).as_slice()]);
         }
-        Kind::File if fd.mode & libc::S_IFMT == libc::S_IFREG => {
+        Kind::File if fd.file.mode & libc::S_IFMT == libc::S_IFREG => {
             locks(tables, fd.fd)?;
             changeable(tables, fd)?;
         }
@@ -506,7 +480,7 @@ fn peer_inode(fd: &Fd) -> Option<u64> {
         plain!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG).ok()? as i32;
     // A header of 16 bytes (length, type, flags, number, sender), then family, protocol, states, inode, what to show, a cookie that fits all.
     let mut request = [0u8; 40];
-    let inode = u32::try_from(fd.ino).ok()?;
+    let inode = u32::try_from(fd.file.inode).ok()?;
     let words: [(usize, u32); 8] = [
         (0, 40),
         (4, u32::from(BY_FAMILY) | 1 << 16),
@@ -540,7 +514,8 @@ fn peer_inode(fd: &Fd) -> Option<u64> {
 
 /// An end of a pair whose other end may be here, too: then what waits to be read comes with it.
 fn pair(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
-    let is_end = |other: &Fd| other.kind == Kind::SocketPair && other.ino == fd.position && other.position == fd.ino;
+    let is_end =
+        |other: &Fd| other.kind == Kind::SocketPair && other.file.inode == fd.position && other.position == fd.file.inode;
     if !tables.fds.iter().any(is_end) {
         fd.kind = Kind::Socket;
         return contents(tables, fd);

@@ -2,7 +2,7 @@
 //! process, which gets its old pid (clone3 with set_tid: as root, or in namespaces of its own, which an ordinary user may
 //! make). The keeper passes signals on and ends as the process ends. System calls only.
 
-use crate::gather::numbered;
+use crate::maps::numbered;
 use crate::sys::{self, Answer, Errno, call, plain};
 
 const NEWTIME: i32 = 0x80;

@@ -1,24 +1,25 @@
 //! What the library's constructor does: prepares a program for checkpoints, or turns the process into a restored one. Ordinary
 //! code, before `main`: the only thread, libc and allocation allowed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use crate::arena;
+use crate::files::Fault;
 use crate::image::format::HEADER_BYTES;
 use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
 use crate::maps::{self, Line};
 use crate::plan::{
-    self, MAX_OBJECTS, MAX_REGIONS, Object, PATH_BYTES, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE, RESTORER_SPAN,
-    Special,
+    self, MAX_OBJECTS, MAX_OWNERS, MAX_REGIONS, Object, Owner, PATH_BYTES, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE,
+    RESTORER_SPAN, Special,
 };
-use crate::sys::{self, call};
-use crate::{crc::crc32c, describe, identity, output, rseq, stop};
+use crate::sys::{self, Errno, call};
+use crate::{crc::crc32c, describe, files, identity, output, rseq, stop};
 
 /// Names the descriptor of an image, already verified, in the environment of a process that is to become what it holds.
 pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
@@ -31,6 +32,10 @@ pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
 
 /// Names the file for the report of a restored process that dies before it lives again ([`settled`](crate::settled)). It must not be there yet.
 pub const DEATH_VARIABLE: &str = "RADIC_CKPT_DEATH";
+
+/// Says whom the files belong to that the process had open, as its launcher sees it: device, inode, user and group of each, hexadecimal. The process itself may see them from a user
+/// namespace of its own, in which other users have no number.
+pub const OWNERS_VARIABLE: &str = "RADIC_CKPT_OWNERS";
 
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
 
@@ -52,6 +57,7 @@ pub fn constructor() -> Result<(), String> {
     let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
     identity::learn(build(&lines)?, vdso(&lines));
     rseq::learn();
+    files::learn_boot();
     if let Some(fd) = image {
         let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
         return restore(fd, &lines);
@@ -148,9 +154,11 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
     raise_descriptor_limit();
     let above = image_meta.descriptors.iter().map(|d| d.fd).max().unwrap_or(0).max(2) as i32 + 1;
     let alone = std::env::var_os(ALONE_VARIABLE).is_some();
-    let mut files = Files { above, alone, by_path: HashMap::new(), objects: Vec::new() };
+    let mut files = Files { above, alone, owners: owners()?, by_path: HashMap::new(), objects: Vec::new() };
     let regions = regions(&image_meta, &mut files)?;
     let specials = specials(&image_meta, lines)?;
+    let mut owners = [Owner::default(); MAX_OWNERS];
+    owners.get_mut(..files.owners.len()).ok_or(format!("{OWNERS_VARIABLE} names too many files"))?.copy_from_slice(&files.owners);
     let mut objects = [Object::default(); MAX_OBJECTS];
     objects.get_mut(..files.objects.len()).ok_or("too many shared objects")?.copy_from_slice(&files.objects);
     let plan = Plan {
@@ -166,8 +174,31 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
         stack: header.stack,
         specials,
         objects,
+        owners_used: files.owners.len() as u32,
+        owners,
     };
     leave(plan, &regions)
+}
+
+fn owners() -> Result<Vec<Owner>, String> {
+    let Some(text) = std::env::var_os(OWNERS_VARIABLE) else { return Ok(Vec::new()) };
+    let words = text.as_bytes().split(|byte| *byte == b',').filter(|word| !word.is_empty());
+    let owners = words.map(|word| {
+        let mut numbers =
+            word.split(|byte| *byte == b':').map(|number| u64::from_str_radix(str::from_utf8(number).ok()?, 16).ok());
+        let mut next = || numbers.next().flatten();
+        Some(Owner { device: next()?, inode: next()?, owner: next()? as u32, group: next()? as u32 })
+    });
+    owners.collect::<Option<_>>().ok_or(format!("{OWNERS_VARIABLE} is no list of files and their owners"))
+}
+
+/// What [`OWNERS_VARIABLE`] says of these files: whom they belong to. Those that are not there, and those for which there is no room, are left out.
+pub(crate) fn owners_of<'a>(paths: impl Iterator<Item = &'a [u8]>) -> String {
+    let mut seen = HashSet::new();
+    let files =
+        paths.filter(|path| seen.insert(*path)).filter_map(|path| std::fs::symlink_metadata(OsStr::from_bytes(path)).ok());
+    let word = |file: Metadata| format!("{:x}:{:x}:{:x}:{:x},", file.dev(), file.ino(), file.uid(), file.gid());
+    files.map(word).take(MAX_OWNERS).collect()
 }
 
 fn launcher() -> Result<u64, String> {
@@ -208,6 +239,8 @@ struct Files {
     above: i32,
     /// Files that are mapped shared become copies without a name.
     alone: bool,
+    /// Whom files belong to, as the launcher has seen it.
+    owners: Vec<Owner>,
     by_path: HashMap<(Vec<u8>, bool), i32>,
     objects: Vec<Object>,
 }
@@ -226,21 +259,20 @@ impl Files {
             return Ok(copy);
         }
         let path = OsStr::from_bytes(&region.path);
-        let device = region.head_crc == 0;
-        if !device && region.backing == Backing::PrivateFile && describe::head_crc(&region.path) != region.head_crc {
+        let file = match self.open_again(region, writable) {
+            // What was mapped of it comes with the image: memory in a file under /dev/shm died with the machine, or was cleared away.
+            Err(Fault::Error(Errno(libc::ENOENT))) if writable => {
+                File::options().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| error.to_string())
+            }
+            opened => opened.map_err(|fault| fault.to_string()),
+        };
+        let file = file.map_err(|why| format!("{}: the program maps this file: {why}", path.display()))?;
+        let size = file.metadata().map_err(|e| e.to_string())?.len();
+        let known = region.head_crc != 0 && region.backing == Backing::PrivateFile;
+        if known && describe::read_head(file.as_raw_fd()) != region.head_crc {
             return Err(format!("{}: the program maps this file, and it is another one now", path.display()));
         }
-        let file = File::options().read(true).write(writable).open(path);
-        // What was mapped of it comes with the image: memory in a file under /dev/shm died with the machine, or was cleared away.
-        let missing = file.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        let file = if missing && region.backing == Backing::SharedFile && writable {
-            File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
-        } else {
-            file
-        };
-        let file = file.map_err(|e| format!("{}: the program maps this file: {e}", path.display()))?;
-        let size = file.metadata().map_err(|e| e.to_string())?.len();
-        if region.backing == Backing::PrivateFile && size != region.size && !device {
+        if known && size != region.size {
             return Err(format!("{}: the program maps this file, and its size has changed", path.display()));
         }
         if writable && size < region.size {
@@ -249,6 +281,14 @@ impl Files {
         let fd = lift(file.as_raw_fd(), self.above)?;
         self.by_path.insert(key, fd);
         Ok(fd)
+    }
+
+    fn open_again(&self, region: &Region, writable: bool) -> Result<File, Fault> {
+        let path = [&region.path[..], b"\0"].concat();
+        let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let fd = files::open_again(&path, &region.file, flags, &self.owners)?;
+        // SAFETY: just opened, and owned by nothing else.
+        Ok(unsafe { File::from_raw_fd(fd) })
     }
 
     /// Memory in the place of a file that is mapped shared. What the program had of it comes with the image.

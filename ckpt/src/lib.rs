@@ -24,6 +24,8 @@ mod dense;
 #[allow(unsafe_code)]
 mod describe;
 #[allow(unsafe_code)]
+mod files;
+#[allow(unsafe_code)]
 mod gather;
 #[allow(unsafe_code)]
 mod hashes;

@@ -1,4 +1,4 @@
-//! Reading /proc: lines of `maps`, fields of `stat` and `status`. Pure functions on bytes.
+//! Reading /proc: lines of `maps`, fields of `stat` and `status`; and making names with numbers in them. Pure functions on bytes.
 
 use crate::image::meta::advice;
 
@@ -70,6 +70,32 @@ fn digits(mut text: &[u8], base: u64) -> (u64, &[u8]) {
         text = rest;
     }
     (value, text)
+}
+
+/// Writes `before`, a number without its sign, `after` and a zero byte into a buffer.
+pub fn numbered<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: i32, after: &[u8]) -> &'a [u8] {
+    numbered_wide(buffer, before, number.unsigned_abs().into(), after)
+}
+
+/// The same, of a wide number.
+pub fn numbered_wide<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: u64, after: &[u8]) -> &'a [u8] {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    let mut left = number;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            break;
+        }
+    }
+    let mut len = 0;
+    for part in [before, &digits[at..], after, &[0]] {
+        buffer[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    &buffer[..len]
 }
 
 /// The lines of `text`.

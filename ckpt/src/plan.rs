@@ -69,6 +69,23 @@ pub struct Object {
     pub fd: i32,
 }
 
+/// Most files of which the launcher can say whom they belong to.
+pub const MAX_OWNERS: usize = 1024;
+
+/// Whom a file belongs to, as the launcher of a restart has seen it: a process in a user namespace of its own may have no number for that user.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The file's device.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// Its user.
+    pub owner: u32,
+    /// Its group.
+    pub group: u32,
+}
+
 /// All the restorer and the restart entry need to know.
 #[repr(C)]
 pub struct Plan {
@@ -96,4 +113,15 @@ pub struct Plan {
     pub specials: [Special; 3],
     /// Shared objects.
     pub objects: [Object; MAX_OBJECTS],
+    /// How many entries of `owners` are in use.
+    pub owners_used: u32,
+    /// Whom files belong to.
+    pub owners: [Owner; MAX_OWNERS],
+}
+
+impl Plan {
+    /// Whom files belong to.
+    pub fn owners(&self) -> &[Owner] {
+        self.owners.get(..self.owners_used as usize).unwrap_or(&[])
+    }
 }

@@ -7,13 +7,13 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
 use crate::describe::object_number;
-use crate::gather::numbered;
+use crate::files::Fault;
 use crate::launch::trap_counter;
-use crate::maps::ObjectId;
+use crate::maps::{ObjectId, numbered};
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, owners, rseq, signals, stop};
+use crate::{death, files, owners, rseq, signals, stop};
 
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
@@ -46,8 +46,17 @@ fn say(parts: &[&[u8]]) {
 
 /// Ends the process: it cannot go on as it was, and has not yet.
 fn fail(what: &str, error: Errno) -> ! {
-    let mut number = [0u8; 64];
-    let number = numbered(&mut number, b": error ", error.0, b"\n");
+    end(what, b": error ", error.0)
+}
+
+/// The same, with what says itself what its number is.
+fn fail_with(what: &str, number: i32) -> ! {
+    end(what, b" ", number)
+}
+
+fn end(what: &str, before: &[u8], number: i32) -> ! {
+    let mut text = [0u8; 64];
+    let number = numbered(&mut text, before, number, b"\n");
     say(&[b"radic: the process cannot be restored: ", what.as_bytes(), &number[..number.len() - 1]]);
     death::note(&["it cannot be restored: ", what, str::from_utf8(&number[..number.len() - 2]).unwrap_or("")]);
     sys::exit_group(125)
@@ -79,6 +88,8 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         call!(libc::SYS_arch_prctl, 0x1001, leader.gs).or_fail("the GS base");
     }
     death::begin(&plan.death, tables).or_fail("a signal disposition");
+    // What the image says of that is where it was made.
+    files::learn_boot();
     memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
     descriptors(tables, plan);
     shared(tables);
@@ -260,11 +271,13 @@ fn descriptor(tables: &Tables, plan: &Plan, fd: &Fd) {
     match fd.kind {
         Kind::Inherited => inherited(fd),
         Kind::File
-            if plan.alone == 1 && fd.mode & libc::S_IFMT == libc::S_IFREG && fd.status & libc::O_ACCMODE != libc::O_RDONLY =>
+            if plan.alone == 1
+                && fd.file.mode & libc::S_IFMT == libc::S_IFREG
+                && fd.status & libc::O_ACCMODE != libc::O_RDONLY =>
         {
             copy(fd);
         }
-        Kind::File => file(tables, fd),
+        Kind::File => file(tables, plan, fd),
         Kind::Content | Kind::Object => object(tables, plan, fd),
         Kind::PipeRead => pipe(tables, fd),
         Kind::PipeWrite => {} // Comes with the reading end.
@@ -285,29 +298,35 @@ fn inherited(fd: &Fd) {
     }
 }
 
-fn file(tables: &Tables, fd: &Fd) {
+fn file(tables: &Tables, plan: &Plan, fd: &Fd) {
     const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
     let path = tables.text(fd.path);
-    let saved = fd.values[0] == 1 && fd.mode & libc::S_IFMT == libc::S_IFREG;
-    let again = || sys::open(path, fd.status & !ONCE | libc::O_CREAT | libc::O_EXCL, fd.mode & 0o7777);
-    let new = match sys::open(path, fd.status & !ONCE, 0).or_else(|error| if saved { again() } else { Err(error) }) {
+    let name = &path[..path.len() - 1];
+    let is_regular = fd.file.mode & libc::S_IFMT == libc::S_IFREG;
+    let saved = fd.values[0] == 1 && is_regular;
+    let again = || sys::open(path, fd.status & !ONCE | libc::O_CREAT | libc::O_EXCL, fd.file.mode & 0o7777).map_err(Fault::Error);
+    let opened = match files::open_again(path, &fd.file, fd.status, plan.owners()) {
+        Err(Fault::Error(Errno(libc::ENOENT))) if saved => again(),
+        opened => opened,
+    };
+    let new = match opened {
         Ok(new) => new,
         // Where output went is no reason to lose the program: logs are deleted and rotated.
-        Err(Errno(libc::ENOENT)) if fd.fd <= 2 && OWN[fd.fd as usize].load(Relaxed) >= 0 => {
-            let name = &path[..path.len() - 1];
+        Err(Fault::Error(Errno(libc::ENOENT))) if fd.fd <= 2 && OWN[fd.fd as usize].load(Relaxed) >= 0 => {
             say(&[b"radic: this file was open and is gone; the command's own descriptor takes its place: ", name, b"\n"]);
             return sys::dup3(OWN[fd.fd as usize].load(Relaxed), fd.fd, cloexec(fd)).or_fail("a standard descriptor");
         }
-        Err(error) => {
-            say(&[b"radic: ", &path[..path.len() - 1], b"\n"]);
-            fail("this file was open and cannot be opened any more", error)
+        Err(fault) => {
+            let (what, number) = fault.words();
+            say(&[b"radic: the program had this file open: ", name, b"\n"]);
+            fail_with(what, number)
         }
     };
     if saved {
         // SAFETY: the content travelled with the image.
         sys::pwrite_all(new, unsafe { arena::content_bytes(fd.content) }, 0).or_fail("a file's content");
     }
-    if fd.mode & libc::S_IFMT == libc::S_IFREG {
+    if is_regular {
         // What was written after the checkpoint will be written again.
         let longer = sys::fstat(new).is_ok_and(|stat| stat.st_size as u64 > fd.size);
         if longer && fd.status & libc::O_ACCMODE != libc::O_RDONLY {
@@ -335,7 +354,7 @@ fn copy(fd: &Fd) {
 
 /// A file without a name: the object that the constructor made for its mappings, or a new memfd with its content.
 fn object(tables: &Tables, plan: &Plan, fd: &Fd) {
-    let number = object_number(&tables.shared, ObjectId::new(tables.text(fd.path), fd.dev, fd.ino));
+    let number = object_number(&tables.shared, ObjectId::new(tables.text(fd.path), fd.file.device, fd.file.inode));
     let made = plan.objects[..plan.objects_used as usize].iter().find(|o| o.number == number);
     let new = match made {
         Some(made) => reopen(made.fd, fd),
@@ -366,7 +385,8 @@ fn fill(to: i32, fd: &Fd) {
 
 fn pipe(tables: &Tables, fd: &Fd) {
     let ends = sys::pipe().or_fail("a pipe");
-    let writer = tables.fds.iter().find(|other| other.kind == Kind::PipeWrite && other.ino == fd.ino && other.same_as < 0);
+    let writer =
+        tables.fds.iter().find(|other| other.kind == Kind::PipeWrite && other.file.inode == fd.file.inode && other.same_as < 0);
     let Some(writer) = writer else { fail("a pipe without its other end", Errno(libc::EPIPE)) };
     // Out of the way of the numbers the ends belong at.
     let far = [high(ends[0]), high(ends[1])];
@@ -380,7 +400,8 @@ fn pipe(tables: &Tables, fd: &Fd) {
 
 /// Both ends at once, when the first is met.
 fn pair(tables: &Tables, fd: &Fd) {
-    let other = tables.fds.iter().find(|other| other.kind == Kind::SocketPair && other.ino == fd.position && other.same_as < 0);
+    let other =
+        tables.fds.iter().find(|other| other.kind == Kind::SocketPair && other.file.inode == fd.position && other.same_as < 0);
     let Some(other) = other else { return lost_socket(fd) };
     if other.fd < fd.fd {
         return; // It came with that one.
@@ -506,7 +527,7 @@ fn lost_pipe(fd: &Fd) {
 /// Puts back what shared mappings held. The objects behind them are new, or files that may have changed since.
 fn shared(tables: &Tables) {
     for (index, mapping) in tables.shared.iter().enumerate() {
-        if mapping.segment != 0 && !tables.shared[..index].iter().any(|earlier| earlier.object == mapping.object) {
+        if mapping.is_segment && !tables.shared[..index].iter().any(|earlier| earlier.object == mapping.object) {
             segment(&tables.shared[index..], mapping);
         }
         // SAFETY: the restorer has mapped it; no other thread runs.
@@ -519,21 +540,15 @@ fn shared(tables: &Tables) {
     }
 }
 
-/// Makes mappings segments of System V again, so that they can be detached: the same one, if it is still there, else a new one.
+/// Makes mappings a segment of System V again, so that they can be detached: a new one of this process. A segment that has the old number now may be anybody's.
 fn segment(mappings: &[Shared], first: &Shared) {
     const SHM_REMAP: i32 = 0o40000;
-    let same = mappings.iter().filter(|mapping| mapping.object == first.object && mapping.segment != 0);
-    let attach = |id: usize, mapping: &Shared| {
+    let new = plain!(libc::SYS_shmget, libc::IPC_PRIVATE, first.span, 0o600).or_fail("a segment of shared memory");
+    for mapping in mappings.iter().filter(|mapping| mapping.object == first.object && mapping.is_segment) {
         let flags = SHM_REMAP | if mapping.prot & libc::PROT_WRITE as u32 == 0 { libc::SHM_RDONLY } else { 0 };
         // SAFETY: replaces what the restorer has mapped there for it.
-        unsafe { call!(libc::SYS_shmat, id, mapping.start, flags) }
-    };
-    let old = first.object.ino as usize;
-    if first.segment == 2 && same.clone().all(|mapping| attach(old, mapping).is_ok()) {
-        return;
+        unsafe { call!(libc::SYS_shmat, new, mapping.start, flags) }.or_fail("a segment of shared memory");
     }
-    let new = plain!(libc::SYS_shmget, libc::IPC_PRIVATE, first.span, 0o600).or_fail("a segment of shared memory");
-    same.for_each(|mapping| _ = attach(new, mapping).or_fail("a segment of shared memory"));
     // SAFETY: no memory is involved; it goes when the last process has detached it.
     let _ = unsafe { call!(libc::SYS_shmctl, new, libc::IPC_RMID, 0) };
 }

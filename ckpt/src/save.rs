@@ -15,7 +15,7 @@ use crate::request::{Advised, Mode, Request, Tracking};
 use crate::sys::{self, Answer, Errno, call, plain};
 use crate::{dense, describe, identity, restart, rseq, signals, stop, track};
 
-/// Functions of the library that embeds the engine, called at certain moments. They run in a signal handler, and but for the last two while all threads
+/// Functions of the library that embeds the engine, called at certain moments. They run in a signal handler, and the first three while all threads
 /// are stopped: no allocation, no lock, no libc.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hooks {
@@ -30,6 +30,12 @@ pub struct Hooks {
     /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
     /// may hold must not be waited for.
     pub nudged: Option<Nudged>,
+    /// A request has come from outside (`control::request`), and no thread is stopped yet: may the process be saved now? What the library takes so that no thread is in the middle of
+    /// something that no image may have, it keeps. False: the request waits; the library nudges a thread of its own ([`nudge_self`]) when that is over. As for
+    /// `nudged`, nothing must be waited for.
+    pub asked: Option<fn() -> bool>,
+    /// The request that `asked` has allowed is over, in the process that goes on, when all threads run again. In the restored process only `after_restore` is called.
+    pub answered: Option<fn()>,
     /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when all threads run again: how long they were stopped, in
     /// nanoseconds, and what names the image (as in `Outcome::Saved`), or why there is none. In the restored process only `after_restore` is called.
     pub saved: Option<Told>,
@@ -93,6 +99,16 @@ pub fn hook(which: fn(&Hooks) -> Option<fn()>) {
     if let Some(function) = HOOKS.get().and_then(which) {
         function();
     }
+}
+
+/// Whether a request may be served now; if so, [`served`] follows.
+pub fn may_serve() -> bool {
+    HOOKS.get().and_then(|hooks| hooks.asked).is_none_or(|ask| ask())
+}
+
+/// A request that [`may_serve`] has allowed is over.
+pub fn served() {
+    hook(|hooks| hooks.answered);
 }
 
 /// What became of a checkpoint that the program itself asked for.
@@ -166,9 +182,9 @@ fn answer() -> Result<Outcome, Refusal> {
 
 /// The part of `checkpoint` that runs in the signal's handler.
 pub extern "C" fn called(_: u64, context: *mut libc::ucontext_t) {
-    // SAFETY: stop::coordinate holds `busy`.
+    // SAFETY: `stop::on_own_stack` asserts that this thread holds `busy`.
     gather::advice(unsafe { arena::tables() });
-    // SAFETY: stop::coordinate holds `busy`; `checkpoint` has stored the address of its request and waits.
+    // SAFETY: as above; `checkpoint` has stored the address of its request and waits.
     match unsafe { make(&*CALLED.request.load(Relaxed), CALLED.fd.load(Relaxed).into(), context, false) } {
         Ok(()) => CALLED.what.store(core::ptr::null_mut(), Relaxed),
         Err(refusal) => {
@@ -190,7 +206,7 @@ pub fn nudge_self() -> Result<(), Refusal> {
 pub extern "C" fn nudged(rewound: u64, context: *mut libc::ucontext_t) {
     let Some(hooks) = HOOKS.get() else { return };
     let Some(Wanted { fd, request, through }) = hooks.nudged.and_then(|ask| ask()) else { return };
-    // SAFETY: stop::coordinate holds `busy`.
+    // SAFETY: `stop::on_own_stack` asserts that this thread holds `busy`.
     gather::advice(unsafe { arena::tables() });
     // SAFETY: as above.
     let made = unsafe { make(&request, Target { fd, through }, context, rewound != 0) };

@@ -3,24 +3,37 @@
 use core::sync::atomic::Ordering::SeqCst;
 
 use crate::arena::{self, state};
-use crate::gather::{self, Refusal, numbered};
+use crate::gather::{self, Refusal};
+use crate::maps::numbered;
 use crate::request::{
     ADVISED_BYTES, Advised, MAX_ADVISED, Mode, REFUSAL_MAGIC, REQUEST_BYTES, Request, SECRET_BYTES, SOCKET_NAME, Secret,
 };
 use crate::sys::{self, Errno, plain};
 use crate::{identity, save};
 
-/// Answers a request: the lower half of `which` names the socket, bit 32 says that the thread makes an interrupted call again; `context` is where
-/// it was.
-pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
+/// Answers a request, unless the library puts it off: then it stays where it is noted. `rewound`, not 0: the thread makes an interrupted call again; `context` is
+/// where it was.
+pub extern "C" fn serve(rewound: u64, context: *mut libc::ucontext_t) {
+    if !save::may_serve() {
+        return;
+    }
+    let which = state().asked.swap(0, SeqCst) as u32;
     // Before all else: the next request may come at any time.
     let secret = [0, 1].map(|word| state().secret[word].load(SeqCst));
-    let Ok(fd) = connect(which as u32) else { return };
+    if let Ok(fd) = connect(which) {
+        converse(fd, secret, rewound != 0, context);
+        sys::close(fd);
+    }
+    save::served();
+}
+
+/// Reads the request on its connection, and answers it.
+fn converse(fd: i32, secret: Secret, rewound: bool, context: *mut libc::ucontext_t) {
     let result = match request(fd, secret) {
         Some(request) => {
             limit(fd, libc::SO_SNDTIMEO, if request.mode == Mode::Stop { WRITING_STOPPED_S } else { WRITING_S });
-            // SAFETY: stop::coordinate holds `busy`.
-            unsafe { save::make(&request, fd.into(), context, which >> 32 == 1) }
+            // SAFETY: `stop::on_own_stack`, which has called `serve`, asserts that this thread holds `busy`.
+            unsafe { save::make(&request, fd.into(), context, rewound) }
         }
         None => Err(Refusal {
             what: "the request is none of this version, does not come, or is not from the sender of the signal; seconds waited at most:",
@@ -35,7 +48,6 @@ pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
         }
         save::swallow_sigpipe(context);
     }
-    sys::close(fd);
 }
 
 /// How long a request may take, in seconds: a thread of the program waits for it.
@@ -101,7 +113,7 @@ fn request(fd: i32, secret: Secret) -> Option<Request> {
     }
     let mut count = [0u8; 4];
     read_all(&mut count)?;
-    // SAFETY: stop::coordinate holds `busy`; the metadata is written later.
+    // SAFETY: as in `converse`; the metadata is written later.
     let (tables, room) = unsafe { (arena::tables(), arena::scratch(arena::SCRATCH_META)) };
     let count = u32::from_le_bytes(count) as usize;
     let regions = room.get_mut(..count.min(MAX_ADVISED + 1) * ADVISED_BYTES).filter(|_| count <= MAX_ADVISED)?;

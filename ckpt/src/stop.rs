@@ -125,16 +125,26 @@ fn seize() -> bool {
 /// Does what the process is asked from outside. If another thread saves it at this moment, that thread does it as soon as it is free: a requester that asks
 /// again when an image is whole may be faster than the thread that has made it. This thread writes the request down, then looks whether the other one is free.
 /// The other one says that it is free, then looks what is written down. So one of the two finds the request.
+///
+/// A request that the library puts off (`Hooks::asked`) stays written down, for the next nudge.
 fn answer(context: *mut libc::ucontext_t, rewound: bool) {
-    while (state().asked.load(SeqCst) != 0 || state().nudged.load(SeqCst) != 0) && seize() {
+    let mut put_off = 0;
+    let is_asked = |put_off: u64| ![0, put_off].contains(&state().asked.load(SeqCst));
+    while (is_asked(put_off) || state().nudged.load(SeqCst) != 0) && seize() {
         // What a child has inherited was asked of its parent.
         let me = sys::getpid() as u32;
-        let (asked, nudged) = (state().asked.swap(0, SeqCst), state().nudged.swap(0, SeqCst));
-        if (asked >> 32) as u32 == me {
-            on_own_stack(crate::serve::serve, u64::from(asked as u32) | u64::from(rewound) << 32, context);
-        }
+        let nudged = state().nudged.swap(0, SeqCst);
+        // Before the request: what the library notes about a nudge that it puts off is gone after one that it does not.
         if nudged == me {
             on_own_stack(crate::save::nudged, rewound.into(), context);
+            put_off = 0;
+        }
+        let asked = state().asked.load(SeqCst);
+        if (asked >> 32) as u32 != me {
+            let _ = state().asked.compare_exchange(asked, 0, SeqCst, SeqCst);
+        } else if is_asked(put_off) {
+            on_own_stack(crate::serve::serve, rewound.into(), context);
+            put_off = asked;
         }
         state().busy.store(0, SeqCst);
     }

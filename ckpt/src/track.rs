@@ -8,8 +8,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::arena::state;
-use crate::gather::numbered;
 use crate::identity::HIGH_FD;
+use crate::maps::numbered;
 use crate::sys::{self, Errno, call, plain};
 
 const USER_MODE_ONLY: i32 = 1;

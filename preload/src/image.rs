@@ -2,7 +2,7 @@
 //! to the protector on a connection of its own, written by a forked child.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Through, Tracking, Wanted};
@@ -170,9 +170,37 @@ impl Layer {
 }
 
 /// Registers with the engine. Once, at the start.
+///
+/// An image that is asked for from outside is made while the layer is locked, too: a thread in the middle of it may have a key on its stack and in its registers
+/// (`memory::discreetly`). If some thread is, the request waits until that one lets go (`make_up`).
 pub fn register() {
-    let hooks = Hooks { nudged: Some(begin), saved: Some(end), after_restore: Some(restored), ..Hooks::default() };
-    _ = radic_ckpt::set_hooks(hooks);
+    /// The process that is protected: a child of it has no keys.
+    static PROTECTED: AtomicU32 = AtomicU32::new(0);
+    /// The layer is kept locked for a request.
+    static KEPT: AtomicBool = AtomicBool::new(false);
+    fn may_be_saved() -> bool {
+        // A restored process may have another id, but it is active.
+        let is_child = !layer::is_active() && PROTECTED.load(Ordering::Relaxed) != std::process::id();
+        let layer = if is_child { None } else { enter() };
+        let is_kept = layer.map(Held::keep_locked).is_some();
+        KEPT.store(is_kept, Ordering::Relaxed);
+        is_child || is_kept
+    }
+    fn is_saved() {
+        if KEPT.swap(false, Ordering::Relaxed) {
+            drop(layer::adopt());
+        }
+    }
+    PROTECTED.store(std::process::id(), Ordering::Relaxed);
+    let (asked, answered) = (Some(may_be_saved as fn() -> bool), Some(is_saved as fn()));
+    _ = radic_ckpt::set_hooks(Hooks {
+        nudged: Some(begin),
+        saved: Some(end),
+        after_restore: Some(restored),
+        asked,
+        answered,
+        ..Hooks::default()
+    });
 }
 
 /// The layer, in the signal's handler: only if no thread holds anything that is needed with it. It may be the thread below the handler that does, and the

@@ -228,6 +228,7 @@ fn image(id: u64, parent: u64, pages: usize) -> Vec<u8> {
         object: 0,
         size: 0,
         head_crc: 0,
+        file: radic_ckpt::image::meta::FileId::default(),
         path: b"[heap]",
     });
     writer.thread(77, 0x40_1000, 0x7ffe_0000, b"true");

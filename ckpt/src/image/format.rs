@@ -10,7 +10,7 @@ use super::crc::crc32c;
 /// The first eight bytes of every image.
 pub const MAGIC: [u8; 8] = *b"RADICKPT";
 /// Version of the format: another version is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 144;
 /// Size of a run or end record in bytes, without the run's payload.

@@ -59,6 +59,58 @@ pub mod advice {
     pub const NO_RESERVE: u8 = 64;
 }
 
+/// Which file something was of, as the kernel has told it to the saved process: whether a file that has its name later may stand for it. All zero: it is not known, or no file.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileId {
+    /// A number of the boot of the machine that this was on; 0: not known. The next two mean nothing on another one.
+    pub boot: u64,
+    /// Device.
+    pub device: u64,
+    /// Inode.
+    pub inode: u64,
+    /// When it was made, in nanoseconds; 0: the file system does not say.
+    pub born: u64,
+    /// The device that the file names, if it is a device's.
+    pub names: u64,
+    /// The user that it belongs to.
+    pub owner: u32,
+    /// Its group.
+    pub group: u32,
+    /// Its kind and permissions (st_mode).
+    pub mode: u32,
+    /// How many names it has.
+    pub links: u32,
+}
+
+impl FileId {
+    /// Whether both are the very same file. An inode's number may be given anew: then the file is younger, or, where its age is not known, another user's perhaps.
+    #[must_use]
+    pub fn is(&self, other: &FileId) -> bool {
+        let key = |file: &FileId| (file.boot, file.device, file.inode, file.born);
+        self.boot != 0 && key(self) == key(other) && (self.born != 0 || self.owner == other.owner)
+    }
+
+    fn write(&self, out: &mut MetaWriter<'_>) {
+        [self.boot, self.device, self.inode, self.born, self.names].iter().for_each(|word| out.put(&word.to_le_bytes()));
+        [self.owner, self.group, self.mode, self.links].iter().for_each(|word| out.put(&word.to_le_bytes()));
+    }
+
+    fn read(input: &mut Input<'_>) -> Result<FileId, FormatError> {
+        Ok(FileId {
+            boot: input.u64()?,
+            device: input.u64()?,
+            inode: input.u64()?,
+            born: input.u64()?,
+            names: input.u64()?,
+            owner: input.u32()?,
+            group: input.u32()?,
+            mode: input.u32()?,
+            links: input.u32()?,
+        })
+    }
+}
+
 /// One region of memory. `path` is what the kernel calls it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionRef<'a> {
@@ -82,6 +134,8 @@ pub struct RegionRef<'a> {
     pub size: u64,
     /// CRC-32C of the file's first 4 KiB (which hold an ELF file's build id): tells another build of a library.
     pub head_crc: u32,
+    /// Which file it is of.
+    pub file: FileId,
     /// The file's name.
     pub path: &'a [u8],
 }
@@ -109,6 +163,8 @@ pub struct Region {
     pub size: u64,
     /// CRC-32C of the file's first 4 KiB.
     pub head_crc: u32,
+    /// Which file it is of.
+    pub file: FileId,
     /// The file's name; not UTF-8 of necessity.
     #[serde(serialize_with = "lossy")]
     pub path: Vec<u8>,
@@ -260,6 +316,7 @@ impl<'a> MetaWriter<'a> {
             w.put(&region.object.to_le_bytes());
             w.put(&region.size.to_le_bytes());
             w.put(&region.head_crc.to_le_bytes());
+            region.file.write(w);
             w.text(region.path);
         });
     }
@@ -396,6 +453,7 @@ fn region(body: &mut Input<'_>) -> Result<Region, FormatError> {
         object: body.u32()?,
         size: body.u64()?,
         head_crc: body.u32()?,
+        file: FileId::read(body)?,
         path: body.text(MAX_NAME_BYTES)?,
     };
     if start >= end || end > ADDRESS_END || !start.is_multiple_of(PAGE) || !end.is_multiple_of(PAGE) {

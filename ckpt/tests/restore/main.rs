@@ -6,5 +6,6 @@ mod harness;
 mod many;
 mod matrix;
 mod nudge;
+mod planted;
 mod single;
 mod strangers;

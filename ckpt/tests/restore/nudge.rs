@@ -123,6 +123,38 @@ fn what_is_asked_during_a_checkpoint_is_done_after_it() {
     assert_eq!(lines(place, "saved"), ["saved", "saved"]);
 }
 
+/// A library that has something in its hands that no image may have puts a request off, and nudges a thread when that is over.
+#[test]
+fn a_request_waits_until_the_library_lets_it_in() {
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path();
+    let mut process = start(place);
+    let (pid, image) = (process.pid(), place.join("asked-for"));
+    fs::write(place.join("not-now"), "").unwrap();
+    fs::write(place.join("busy"), "").unwrap();
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| control::save(pid, Mode::Fork, &image));
+        process.until("is asked", || !lines(place, "requests").is_empty());
+        // Still busy: the request is put off again, and is not lost.
+        control::nudge(pid).unwrap();
+        process.until("is nudged", || lines(place, "requests").len() == 2);
+        assert_eq!(lines(place, "requests"), ["put off", "put off"]);
+        assert!(!saving.is_finished());
+        fs::remove_file(place.join("busy")).unwrap();
+        control::nudge(pid).unwrap();
+        saving.join().unwrap().unwrap();
+    });
+    process.until("has answered", || lines(place, "requests").len() == 4);
+    assert_eq!(lines(place, "requests")[2..], ["served", "answered"]);
+    // One that need not wait.
+    control::save(pid, Mode::Fork, &image).unwrap();
+    process.kill();
+    let library = library();
+    let mut command = control::restart(&image, &library).unwrap();
+    let status = Process::start("the restored one", command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    assert_eq!(status.code(), Some(5), "{status:?}");
+}
+
 /// A process that is stopped for a day is nudged often. What is queued is counted for all processes of its user.
 #[test]
 fn a_stopped_process_has_one_nudge_at_most() {

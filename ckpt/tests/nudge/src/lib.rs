@@ -43,6 +43,16 @@ fn saved(result: Result<(u64, u64), Refusal>) {
     _ = File::open("hold");
 }
 
+fn may_be_saved() -> bool {
+    let may = !Path::new("busy").exists();
+    note("requests", if may { "served\n" } else { "put off\n" });
+    may
+}
+
+fn answered() {
+    note("requests", "answered\n");
+}
+
 fn restored() {
     note("restored", "restored\n");
 }
@@ -54,7 +64,15 @@ pub extern "C" fn nudge_self() -> i32 {
 }
 
 extern "C" fn constructor() {
-    set_hooks(Hooks { after_restore: Some(restored), nudged: Some(nudged), saved: Some(saved), ..Hooks::default() });
+    let (asked, answered) = (Some(may_be_saved as fn() -> bool), Some(answered as fn()));
+    set_hooks(Hooks {
+        after_restore: Some(restored),
+        nudged: Some(nudged),
+        saved: Some(saved),
+        asked,
+        answered,
+        ..Hooks::default()
+    });
     radic_ckpt_preload::construct();
     radic_ckpt_preload::refuse_io_uring();
 }
