@@ -28,6 +28,8 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// Bytes that are read at once.
 const READ: usize = 128 << 10;
 
+/// The folder in a cluster's that has one for each node.
+pub(crate) const NODES: &str = "nodes";
 /// Nodes of which it is said why they do not answer.
 const REASONS: usize = 4;
 
@@ -140,7 +142,7 @@ impl Cluster {
 
     /// The directory that holds one directory for each node.
     pub(crate) fn nodes_dir(&self) -> PathBuf {
-        self.dir.join("nodes")
+        self.dir.join(NODES)
     }
 
     pub(crate) fn node_dir(&self, name: &str) -> PathBuf {

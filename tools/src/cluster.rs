@@ -29,6 +29,7 @@ use serde::Serialize;
 use crate::client::{self, ClientError, Cluster};
 use crate::launch::record::Record;
 use crate::launch::{self, Launched};
+use crate::remove;
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -110,7 +111,7 @@ pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) 
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
     let _lock = lock(&folder)?;
-    clear_leftovers(cluster)?;
+    clear_leftovers(cluster, &folder)?;
     if !cluster.key().exists() {
         ClusterKey::generate()?.create(&cluster.key())?;
     }
@@ -415,7 +416,7 @@ fn lock(folder: &Folder) -> Result<Flock<File>> {
 }
 
 /// Removes what a dead cluster left; a live one stays.
-fn clear_leftovers(cluster: &Cluster) -> Result<()> {
+fn clear_leftovers(cluster: &Cluster, folder: &Folder) -> Result<()> {
     let dir = cluster.dir().display();
     if let Ok(connection) = cluster.connect(None) {
         bail!(
@@ -436,16 +437,16 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
         "{} of a cluster in {dir} runs but does not answer: end it with `radic cluster stop --dir {dir}`",
         alive.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ")
     );
-    remove_nodes(cluster)
+    remove_nodes(folder)
 }
 
-fn remove_nodes(cluster: &Cluster) -> Result<()> {
-    match fs::remove_dir_all(cluster.nodes_dir()) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", cluster.nodes_dir().display()))
-        }
-        _ => Ok(()),
-    }
+fn remove_nodes(folder: &Folder) -> Result<()> {
+    remove::below(folder, &[client::NODES])
+}
+
+/// Removes the folder of one node in that of its cluster.
+pub(crate) fn remove_node(folder: &Folder, name: &str) -> Result<()> {
+    remove::below(folder, &[client::NODES, name])
 }
 
 pub(crate) fn find_radicd() -> Result<PathBuf> {
@@ -541,7 +542,7 @@ pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::s
     let _lock = lock(&folder)?;
     let stopped = launch::stop::stop(cluster, record)?;
     // Of hosts that share this folder nothing is left in it but what could not be reached.
-    remove_nodes(cluster)?;
+    remove_nodes(&folder)?;
     Record::remove(cluster)?;
     Ok(stopped)
 }
@@ -555,7 +556,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
         cluster.dir().display()
     );
     // Of a folder that was removed there is nothing to lock, and no command starts anything in it while its protectors run.
-    let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
+    let folder = open_if_there(cluster)?;
     let _lock = folder.as_ref().map(lock).transpose()?;
     let alive = processes(cluster);
     let names = names_of(&alive);
@@ -571,9 +572,11 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
         }
     };
     let killed = wait_or_kill(alive)?;
-    remove_nodes(cluster)?;
-    if cluster.dir().exists() {
-        Record::remove(cluster)?;
+    if let Some(folder) = &folder {
+        remove_nodes(folder)?;
+        if folder.is_there() {
+            Record::remove(cluster)?;
+        }
     }
     Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
 }
@@ -581,6 +584,8 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
 /// Ends one protector on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
 /// started on several.
 pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
+    // In a folder that another user may write to nothing is looked for, and nothing is removed.
+    let folder = open_if_there(cluster)?;
     let mut alive = processes(cluster);
     alive.retain(|process| process.name == name);
     if !alive.is_empty() && cluster.connect_to(name).and_then(|mut node| node.ask(&Request::Shutdown, client::ANSWER)).is_err() {
@@ -589,14 +594,19 @@ pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
     }
     let nodes = names_of(&alive).len();
     let killed = wait_or_kill(alive)?;
-    let dir = cluster.node_dir(name);
-    match fs::remove_dir_all(&dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            return Err(e).with_context(|| format!("cannot remove {}", dir.display()));
-        }
-        _ => {}
+    if let Some(folder) = &folder {
+        remove_node(folder, name)?;
     }
     Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new() })
+}
+
+/// The cluster's folder; none if it was removed.
+fn open_if_there(cluster: &Cluster) -> Result<Option<Folder>> {
+    match Folder::open(cluster.dir()) {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The nodes of these processes, each once. A process that a protector has just forked looks like the protector until it executes its own program.

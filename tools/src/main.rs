@@ -37,6 +37,7 @@ mod outcome;
 mod printer;
 mod progress;
 mod protection;
+mod remove;
 mod replay;
 mod report;
 mod run;
