@@ -20,12 +20,13 @@ RADIC_CLUSTER=$(mktemp -d "${TMPDIR:-/tmp}/radic-$SLURM_JOB_ID-XXXXXXXXXX") || e
 export RADIC_CLUSTER
 
 [ -f "$key" ] || { mkdir -p -m 700 "$HOME/.radic" && radic key "$key"; } || exit
-# The other nodes find it by the home folder that they share. Where they share none, put the key there, or add --send-key in the line below if the network is trusted.
+# The other nodes find the key by the home folder, if they share it. Where they do not, add --send-key below if the network is trusted, or name a cluster folder
+# that is on each node already, with the key in it.
 cp -p "$key" "$RADIC_CLUSTER/key" || exit
 radic cluster start --slurm --spares 1 || exit
 
-# If a piece is lost as a whole (all its nodes, or a time that was too short to suspend it) the next one does not begin: what the lost piece has done would be done
-# again. Where that does no harm, add --resume-again.
+# If a piece is lost as a whole (all its nodes, or a time that was too short to suspend it) the next one does not begin: what the lost piece has done
+# would be done again. Where that does no harm, add --resume-again.
 radic run -n 4 --resume-from "$state" --suspend-to "$state" -- "$@" &
 run=$!
 trap 'again=yes; kill -USR1 $run' USR1

@@ -244,7 +244,7 @@ fn protectors_that_nobody_finds_in_the_folder_are_stopped() {
     fs::remove_file(cluster.dir().join("nodes/n2/pid")).expect("it is there");
     let stopped = cluster.radic(["cluster", "stop"]).limit(Duration::from_secs(30)).run().expect(0);
     let said = stopped.stdout();
-    assert!(said.contains("2 protectors have ended") && said.contains("the folders of n1, n2 had been removed"), "{said}");
+    assert!(said.contains("2 daemons have ended") && said.contains("the folders of n1, n2 had been removed"), "{said}");
     assert!(protectors.iter().all(|protector| protector.wait(Duration::ZERO)), "they live on");
 }
 
@@ -273,7 +273,7 @@ fn all_protectors_of_a_cluster_are_counted_when_it_stops() {
     };
     let others = [start("m1"), start("m2")];
     let said = cluster.radic(["cluster", "stop"]).run().expect(0).stdout();
-    assert_eq!(said, "1 protector has ended; 2 more of the cluster, elsewhere, were told to end: m1, m2\n");
+    assert_eq!(said, "1 daemon has ended; 2 more of the cluster, elsewhere, were told to end: m1, m2\n");
     for other in others {
         other.give(SOON).wait().expect(0);
     }

@@ -1,5 +1,5 @@
-//! Removes a folder with all that is in it, by descriptors and through no link: whoever may write into a folder above can exchange a name, but nothing else is deleted
-//! for it.
+//! Removes a folder with all that is in it, by descriptors and through no link: whoever may write into a folder above can exchange a name, but nothing
+//! else is deleted for it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +18,7 @@ const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOL
 pub(crate) fn below(folder: &Folder, path: &[&str]) -> Result<()> {
     let (last, above) = path.split_last().context("a name is missing")?;
     let plain = |name: &&str| !name.is_empty() && *name != "." && *name != ".." && !name.contains('/');
-    ensure!(path.iter().all(|name| plain(name)), "{path:?} leads out of {}", folder.path().display());
+    ensure!(path.iter().all(plain), "{path:?} leads out of {}", folder.path().display());
     let shown = || folder.path().join(path.iter().collect::<PathBuf>());
     let removed = || -> rustix::io::Result<()> {
         let mut at = folder.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
@@ -30,7 +30,10 @@ pub(crate) fn below(folder: &Folder, path: &[&str]) -> Result<()> {
     match removed() {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::LOOP | Errno::NOTDIR) => {
-            bail!("cannot remove {}: a link or a file is where a folder should be, and is not followed; remove it", shown().display())
+            bail!(
+                "cannot remove {}: a link or a file is where a folder should be, and is not followed; remove it",
+                shown().display()
+            )
         }
         Err(error) => Err(error).with_context(|| format!("cannot remove {}", shown().display())),
     }

@@ -1,12 +1,12 @@
-//! `radic cluster agent`: starts the protector of one host for a launcher on another one, which speaks to it over standard input and output.
+//! `radic cluster agent`: starts the daemon on one host for a launcher on another one, which speaks to it over standard input and output.
 //!
 //! If standard input ends before the launcher has said that the node is to stay, nothing is left: a launcher that is interrupted, or loses
 //! its connection, leaves no half of a cluster behind.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
 use std::process::{Child, ChildStdout, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
@@ -20,7 +20,7 @@ use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 
 use crate::client::Cluster;
-use crate::cluster::{self, Protector};
+use crate::cluster::{self, Daemon};
 
 use super::key::KeyText;
 use super::protocol::{self, Assignment, Go, LINE, Order, Said, Watch, What};
@@ -51,9 +51,9 @@ enum Event {
     Line(String),
     /// It has gone.
     End,
-    /// The protector has said this; nothing: it has ended.
-    Protector(String),
-    /// The protector has ended, after it was to stay.
+    /// The daemon has said this; nothing: it has ended.
+    Daemon(String),
+    /// The daemon has ended, after it was to stay.
     Over(io::Result<ExitStatus>),
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
 struct Agent {
     name: NodeName,
     is_of_slurm: bool,
-    /// Whether it ends with its protector only.
+    /// Whether it ends with its daemon only.
     stays: bool,
     events: Receiver<Event>,
 }
@@ -98,7 +98,7 @@ impl Agent {
         let address = own_address(own, &order)?;
         self.say(What::Here(address))?;
         let join = self.hear_start()?;
-        let wanted = Protector {
+        let wanted = Daemon {
             namespace: None,
             name: own.name.as_str(),
             role: own.role,
@@ -126,7 +126,7 @@ impl Agent {
         if self.stays { self.stay(cluster, child, watch, sender) } else { Ok(0) }
     }
 
-    /// Waits for the end of the protector. The result is its exit code.
+    /// Waits for the end of the daemon. The result is its exit code.
     fn stay(&self, cluster: Cluster, mut child: Child, watch: Option<Watch>, sender: SyncSender<Event>) -> Result<u8> {
         thread::spawn(move || sender.send(Event::Over(child.wait())));
         if let Some(watch) = watch {
@@ -141,7 +141,7 @@ impl Agent {
         }
     }
 
-    /// Waits until the protector is a member, and is to stay.
+    /// Waits until the daemon is a member, and is to stay.
     fn see_to(&self, cluster: &Cluster, child: &mut Child, sender: SyncSender<Event>) -> Result<()> {
         let stdout = child.stdout.take().context("the pipe that was asked for")?;
         thread::spawn(move || watch(stdout, sender));
@@ -149,7 +149,7 @@ impl Agent {
         let deadline = Instant::now() + READY;
         let line = loop {
             match self.event(deadline.saturating_duration_since(Instant::now()))? {
-                Some(Event::Protector(line)) => break line,
+                Some(Event::Daemon(line)) => break line,
                 // One launcher may speak to all its agents at once.
                 Some(Event::Line(_)) => {}
                 Some(Event::End | Event::Over(_)) => bail!("the launcher has gone"),
@@ -174,11 +174,7 @@ impl Agent {
         let order: serde_json::Value = self.hear("its order")?;
         let not_understood = "an order that is not understood: are both sides of one release?";
         let given = order["version"].as_str().context(not_understood)?;
-        ensure!(
-            given == version(),
-            "RADIC {} is installed there, and {given} gives the order: install one release",
-            version(),
-        );
+        ensure!(given == version(), "RADIC {} is installed there, and {given} gives the order: install one release", version(),);
         serde_json::from_value(order).context(not_understood)
     }
 
@@ -233,7 +229,7 @@ impl Agent {
                         return Ok(message);
                     }
                 }
-                Some(Event::Protector(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
+                Some(Event::Daemon(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
                 Some(Event::End) => bail!("the launcher has gone before it said {what}"),
                 None => bail!("the launcher did not say {what} within {} s", PATIENCE.as_secs()),
             }
@@ -271,12 +267,12 @@ fn listen(input: impl Read + Send + 'static, sender: SyncSender<Event>) {
     });
 }
 
-/// Hands on the one line that a protector says. Nothing reads what it might say later.
+/// Hands on the one line that a daemon says. Nothing reads what it might say later.
 fn watch(stdout: ChildStdout, sender: SyncSender<Event>) {
     let mut line = String::new();
     // What cannot be read is as good as not said.
     let _ = BufReader::new(stdout.take(LINE as u64)).read_line(&mut line);
-    let _ = sender.send(Event::Protector(line));
+    let _ = sender.send(Event::Daemon(line));
 }
 
 /// The cluster's folder, with nothing of an old node of this name in it.
@@ -286,7 +282,7 @@ fn prepare(cluster: &Cluster, own: &Assignment) -> Result<Folder> {
     let runs = cluster::processes(cluster).into_iter().find(|process| process.name == own.name.as_str());
     ensure!(
         runs.is_none(),
-        "a protector of {} runs there already, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
+        "a daemon runs there already as node {}, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
         own.name,
         dir = cluster.dir().display()
     );

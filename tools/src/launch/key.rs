@@ -1,8 +1,9 @@
 //! The cluster's key, and hosts that do not have it yet.
 //!
 //! What a launcher says goes through whatever has started its agents, and not all of that is encrypted. So an order carries a proof that the launcher
-//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and [`Bearer`] decides: over ssh,
-//! or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder while the cluster starts, for hosts that share that folder.
+//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and [`Bearer`] decides:
+//! over ssh, or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder while the cluster starts, for hosts that
+//! share that folder.
 
 use std::fmt;
 use std::fs;
@@ -95,8 +96,8 @@ impl Proof {
         };
         read().with_context(|| {
             format!(
-                "the cluster's key is not in {} here, and is not sent: what starts the nodes does not encrypt; put the key there (mode 600), \
-                 or give --send-key if the network is trusted; the home folder, where it would be found, is not one with that of the launcher",
+                "the cluster's key is not in {} on this host, and is not sent, because what starts the nodes does not encrypt: put the key there \
+                 (mode 600), have the hosts share the home folder, or give --send-key if the network is trusted",
                 missing.display()
             )
         })

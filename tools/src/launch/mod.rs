@@ -1,7 +1,7 @@
 //! `radic cluster start` on other machines: by ssh, or by a batch system.
 //!
-//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`], also in a job of a batch system: [`scheduler`]) or by one
-//! `srun` for all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`], also in a job of a batch system: [`scheduler`])
+//! or by one `srun` for all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
 //! but RADIC itself is needed there, and no host needs to know another's name before. The key goes only where it is not seen ([`key`]).
 //!
 //! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
@@ -55,7 +55,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SYSTEM", conflicts_with_all = ["nodes", "hosts", "slurm"])]
     pub(crate) scheduler: Option<Scheduler>,
     /// What one of the nodes left does when the node of this command is lost and no job runs any more, with the exit code of the last program in
-    /// RADIC_EXIT_CODE; empty: nothing [default: the job of Slurm ends with that code; qdel or bkill of the job]
+    /// RADIC_EXIT_CODE, within 30 s, or it is killed and tried again; empty: nothing [default: the job of Slurm ends with that code; qdel or bkill of the job]
     #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "hosts"])]
     pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:

@@ -1,7 +1,8 @@
 //! All nodes by one `srun`, inside an allocation of Slurm.
 //!
-//! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a protector ends with an error),
-//! `--wait=0` (one ends before the others); and that srun itself is killed ([`release`]). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
+//! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a daemon ends with an error),
+//! `--wait=0` (one ends before the others); and that srun itself is killed ([`release`]). Its agents stay, as parents of their daemons: so all that a
+//! daemon starts belongs to the step.
 
 use std::collections::HashMap;
 use std::fs;
@@ -384,8 +385,8 @@ impl Step {
         Launched::of(plan.finished())
     }
 
-    /// Lets the nodes stay when this process and srun have ended. Each node has said that it does: srun passes the word to one after the other, and a node that loses
-    /// srun before it has the word ends.
+    /// Lets the nodes stay when this process and srun have ended. Each node has said that it does: srun passes the word to one after the other, and a
+    /// node that loses srun before it has the word ends.
     async fn keep(mut self, planned: &[Planned], mut launched: Launched) -> Result<Launched> {
         self.say(Go::Keep);
         let mut waiting: Vec<&Planned> = planned.iter().filter(|host| launched.has(host)).collect();
@@ -519,7 +520,8 @@ mod tests {
         Bearer::new(key, &proof, super::super::key::Delivery::Home)
     }
 
-    /// An srun that waits for free nodes reads nothing, and a pipe holds less than an order for many nodes. What is awaited then must hear of signals and of limits.
+    /// An srun that waits for free nodes reads nothing, and a pipe holds less than an order for many nodes. What is awaited then must hear of signals
+    /// and of limits.
     #[test]
     fn an_srun_that_does_not_read_holds_up_nothing() {
         let mut command = tokio::process::Command::new("sleep");

@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -93,7 +93,7 @@ fn tell(cluster: &Cluster, me: &NodeName, text: &str) {
     }
 }
 
-/// Runs the command when it is time, as long as the protector of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
+/// Runs the command when it is time, as long as the daemon of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
 pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
     while let Some(events) = follow(cluster, me) {
         if wait_for_loss(cluster, me, watch, events) {
