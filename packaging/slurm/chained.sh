@@ -15,15 +15,18 @@
 state=$SLURM_SUBMIT_DIR/radic-$SLURM_JOB_ID
 # What is suspended is signed with the cluster's key, so all pieces need the same one.
 key=$HOME/.radic/chained.key
-# Local, and fresh for each piece.
-export RADIC_CLUSTER="${TMPDIR:-/tmp}/radic-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
+# Local, fresh for each piece, and under a name that nobody knows before: others may write to /tmp.
+RADIC_CLUSTER=$(mktemp -d "${TMPDIR:-/tmp}/radic-$SLURM_JOB_ID-XXXXXXXXXX") || exit
+export RADIC_CLUSTER
 
-[ -f "$key" ] || { mkdir -p "$HOME/.radic" && radic key "$key"; } || exit
-mkdir -m 700 "$RADIC_CLUSTER" && cp -p "$key" "$RADIC_CLUSTER/key" || exit
+[ -f "$key" ] || { mkdir -p -m 700 "$HOME/.radic" && radic key "$key"; } || exit
+# The other nodes find the key by the home folder, if they share it. Where they do not, add --send-key below if the network is trusted, or name a cluster folder
+# that is on each node already, with the key in it.
+cp -p "$key" "$RADIC_CLUSTER/key" || exit
 radic cluster start --slurm --spares 1 || exit
 
-# If a piece is lost as a whole (all its nodes, or a time that was too short to suspend it) the next one does not begin: what the lost piece has done would be done
-# again. Where that does no harm, add --resume-again.
+# If a piece is lost as a whole (all its nodes, or a time that was too short to suspend it) the next one does not begin: what the lost piece has done
+# would be done again. Where that does no harm, add --resume-again.
 radic run -n 4 --resume-from "$state" --suspend-to "$state" -- "$@" &
 run=$!
 trap 'again=yes; kill -USR1 $run' USR1

@@ -244,7 +244,7 @@ fn protectors_that_nobody_finds_in_the_folder_are_stopped() {
     fs::remove_file(cluster.dir().join("nodes/n2/pid")).expect("it is there");
     let stopped = cluster.radic(["cluster", "stop"]).limit(Duration::from_secs(30)).run().expect(0);
     let said = stopped.stdout();
-    assert!(said.contains("2 protectors have ended") && said.contains("the folders of n1, n2 had been removed"), "{said}");
+    assert!(said.contains("2 daemons have ended") && said.contains("the folders of n1, n2 had been removed"), "{said}");
     assert!(protectors.iter().all(|protector| protector.wait(Duration::ZERO)), "they live on");
 }
 
@@ -273,7 +273,7 @@ fn all_protectors_of_a_cluster_are_counted_when_it_stops() {
     };
     let others = [start("m1"), start("m2")];
     let said = cluster.radic(["cluster", "stop"]).run().expect(0).stdout();
-    assert_eq!(said, "1 protector has ended; 2 more of the cluster, elsewhere, were told to end: m1, m2\n");
+    assert_eq!(said, "1 daemon has ended; 2 more of the cluster, elsewhere, were told to end: m1, m2\n");
     for other in others {
         other.give(SOON).wait().expect(0);
     }
@@ -297,6 +297,67 @@ fn a_folder_whose_name_is_no_text_is_refused_by_name() {
     let daemon = daemon.args(["--dir".as_ref(), odd.as_os_str()]).limit(SOON).run();
     daemon.expect(FAILURE).expect_stderr(&["UTF-8", "--dir"]);
     assert!(!odd.exists() && !lossy.exists(), "a folder was made");
+}
+
+/// `radic cluster stop` follows no link that was planted under a name which it removes: not in a folder of the attacker's, and not below one of its own.
+#[test]
+fn the_end_of_a_node_removes_nothing_behind_a_link() {
+    if !can_be_others() {
+        return;
+    }
+    let (cluster, place) = (Cluster::empty(Kind::Logical), Place::new("stop"));
+    let precious = place.folder("precious", 0, 0o700);
+    let victim = precious.join("n1");
+    fs::create_dir(&victim).expect("a new folder");
+    let stop = |dir: &Path| {
+        let words = ["cluster", "stop", "--only", "n1", "--dir"].map(OsString::from);
+        cluster.radic(words.into_iter().chain([dir.as_os_str().to_owned()])).run()
+    };
+    let theirs = place.folder("theirs", ATTACKER, 0o755);
+    attack("ln -s \"$1\" \"$2/nodes\"", &[&precious, &theirs]).wait().expect(0);
+    let refused = stop(&theirs);
+    assert!(victim.exists(), "a folder of root's was deleted: {refused}");
+    refused.expect(exit_code::RADIC).expect_stderr(&["theirs", "belongs to uid 64001"]);
+    let shared = place.folder("shared", 0, 0o777);
+    attack("ln -s \"$1\" \"$2/nodes\"", &[&precious, &shared]).wait().expect(0);
+    stop(&shared).expect(exit_code::RADIC).expect_stderr(&["shared", "others may write"]);
+    let ours = place.folder("ours", 0, 0o755);
+    symlink(&precious, ours.join("nodes")).expect("a link");
+    stop(&ours).expect(exit_code::RADIC).expect_stderr(&["ours/nodes/n1", "is not followed"]);
+    assert!(victim.exists());
+    // A link to a node's folder goes as such. That there is no folder is no error.
+    fs::remove_file(ours.join("nodes")).expect("it is a link");
+    fs::create_dir(ours.join("nodes")).expect("a new folder");
+    symlink(&victim, ours.join("nodes/n1")).expect("a link");
+    stop(&ours).expect(0);
+    assert!(victim.exists() && !ours.join("nodes/n1").exists());
+    stop(&place.0.join("absent")).expect(0);
+}
+
+/// Another user who knows the number of the next job cannot keep it from starting, nor have it use a folder of his.
+#[test]
+fn nobody_knows_the_folder_of_a_batch_job_s_cluster_before() {
+    let (cluster, place) = (Cluster::empty(Kind::Logical), Place::new("chained"));
+    let (home, commands) = (place.folder("home", nix::unistd::geteuid().as_raw(), 0o700), place.0.join("bin"));
+    fs::create_dir(&commands).expect("a new folder");
+    // The commands of the script do nothing but note the cluster's folder.
+    for name in ["radic", "scontrol"] {
+        let text = "#!/bin/sh\n[ \"$1\" != key ] || echo key >\"$2\"\n[ \"$1\" != run ] || ls -ld \"$RADIC_CLUSTER\" >>\"$HOME/folders\"\n";
+        fs::write(commands.join(name), text).expect("a new file");
+        fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    let path = format!("{}:{}", commands.display(), std::env::var("PATH").unwrap_or_default());
+    fs::create_dir(place.0.join("radic-7-0")).expect("a new folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/slurm/chained.sh");
+    for _ in 0..2 {
+        let piece = cluster.invocation("sh").args([script.as_os_str(), "true".as_ref()]).env("PATH", &path).env("HOME", &home);
+        let piece = piece.env("TMPDIR", &place.0).env("SLURM_JOB_ID", "7").env("SLURM_SUBMIT_DIR", &home);
+        piece.env_remove("SLURM_RESTART_COUNT").limit(SOON).run().expect(0);
+    }
+    let noted = fs::read_to_string(home.join("folders")).expect("the program was run");
+    let names: Vec<&str> = noted.lines().map(|line| line.split_whitespace().last().expect("a name")).collect();
+    assert!(noted.lines().all(|line| line.starts_with("drwx------")) && names.len() == 2 && names[0] != names[1], "{noted}");
+    assert!(names.iter().all(|name| !Path::new(name).exists()), "a folder has stayed: {noted}");
 }
 
 const BECOME_ROOT: &str = "#include <stdio.h>\n#include <unistd.h>\n\

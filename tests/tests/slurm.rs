@@ -63,7 +63,7 @@ fn an_allocation_becomes_a_cluster_and_ranks_see_nothing_of_its_steps() {
     let slots = said.lines().filter(|line| line.starts_with('v') && line.contains("alive"));
     let slots: Vec<&str> = slots.filter_map(|line| line.split("127.0.0.1:").nth(1)?.split_whitespace().nth(1)).collect();
     assert_eq!(slots, ["2"; 5], "{said}");
-    assert!(said.contains("5 protectors have ended"), "{said}");
+    assert!(said.contains("5 daemons have ended"), "{said}");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn what_is_missing_in_the_allocation_is_said() {
         "queues the job again",
         "no majority is left",
         "\"failed\": []",
-        "2 protectors have ended",
+        "2 daemons have ended",
         "no allocation: run this in a script of sbatch",
     ] {
         assert!(said.contains(part), "{part:?} is missing in:\n{said}");

@@ -193,31 +193,139 @@ fn what_cannot_be_started_is_said_and_nothing_is_left() {
     assert!(!cluster.dir().join("hosts.json").exists());
 }
 
+/// The order that an agent on a host `n1` gets: a remote shell has kept it. It has the cluster's folder get a key.
+fn order(cluster: &Cluster) -> Value {
+    let kept = cluster.dir().join("order");
+    let shell = script(cluster, "keep", &format!("head -n 1 >{}", kept.display()));
+    cluster.radic(["cluster", "start", "--rsh", &shell, "--hosts", "n1"]).run().expect(125).expect_stderr(&["n1: not started"]);
+    let line = fs::read_to_string(kept).expect("the shell has kept it");
+    serde_json::from_str(line.strip_prefix("radic-agent ").expect("the word of the launcher")).expect("JSON")
+}
+
+/// A script for a shell, in the cluster's folder.
+fn script(cluster: &Cluster, name: &str, text: &str) -> String {
+    let path = cluster.dir().join(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a new file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("a file of ours");
+    path.display().to_string()
+}
+
+/// A host that has a folder of its own at the path of the cluster's, behind a remote shell on which somebody listens.
+struct Tapped {
+    cluster: Cluster,
+    /// The cluster's folder.
+    dir: std::path::PathBuf,
+    host: radic_tests::command::Running,
+}
+
+impl Tapped {
+    /// None if this user may not make one. Why is printed.
+    fn new() -> Option<Tapped> {
+        let cluster = Cluster::empty(Kind::Logical);
+        let dir = cluster.dir().join("c");
+        fs::create_dir_all(cluster.dir().join("home")).expect("a new folder");
+        fs::create_dir(&dir).expect("a new folder");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("a folder of ours");
+        let hide = format!("mount -t tmpfs -o mode=700 none {} && echo there && exec sleep 600", dir.display());
+        let mut host = cluster.invocation("unshare").args(["-m", "sh", "-c", &hide]).limit(Duration::from_secs(120)).start();
+        let is_there = host.until("a folder of its own", |out, err| match (out, err) {
+            ("there\n", _) => Some(true),
+            (_, err) => (!err.is_empty()).then_some(false),
+        });
+        if !is_there {
+            println!("SKIPPED: no other mounts can be made here: {}", host.stderr());
+            return None;
+        }
+        Some(Tapped { cluster, dir, host })
+    }
+
+    /// A remote shell of this name. `before` is what it does on the host first.
+    fn shell(&self, name: &str, before: &str) -> String {
+        let tap = self.cluster.dir().join("tap");
+        let there = format!("nsenter -m -t {} sh -c", self.host.pid());
+        script(&self.cluster, name, &format!("{before}\nshift\ntee -a {} | {there} \"$1\"", tap.display()))
+    }
+
+    fn radic(&self, args: &[&str]) -> radic_tests::command::Invocation {
+        self.cluster.radic(args).env("RADIC_CLUSTER", &self.dir).env("HOME", self.cluster.dir().join("home"))
+    }
+
+    /// Starts a node on the host, with a key that is not there yet.
+    fn start(&self, shell: &str, more: &[&str]) -> radic_tests::command::Finished {
+        let host = self.host.pid().to_string();
+        let nothing = format!("rm -rf {}/key {}/nodes", self.dir.display(), self.dir.display());
+        self.cluster.invocation("nsenter").args(["-m", "-t", &host, "sh", "-c", &nothing]).run().expect(0);
+        let tap = self.cluster.dir().join("tap");
+        _ = fs::remove_file(tap);
+        self.radic(&["cluster", "start", "--rsh", shell, "--hosts", "h1"]).args(more).run()
+    }
+
+    /// Whether the key was seen on the way.
+    fn key_was_seen(&self) -> bool {
+        let key = fs::read_to_string(self.dir.join("key")).expect("the key");
+        let digits = key.lines().nth(1).expect("two lines");
+        let seen = fs::read_to_string(self.cluster.dir().join("tap")).expect("what was tapped");
+        assert!(seen.contains("radic-agent "), "{seen}");
+        seen.contains(digits)
+    }
+
+    fn stop(&self) {
+        self.radic(&["cluster", "stop"]).run().expect(0);
+        process::wait_none(&self.dir, &[self.host.pid()], Duration::from_secs(5)).expect("nothing of it runs");
+    }
+}
+
+/// Whoever listens to what a batch system or rsh passes on learns nothing of the cluster's key.
+#[test]
+fn the_key_goes_only_where_it_is_not_seen() {
+    let Some(tapped) = Tapped::new() else { return };
+    let elsewhere = tapped.shell("rsh", "export HOME=/no/such/home");
+    let refused = tapped.start(&elsewhere, &[]);
+    assert!(!tapped.key_was_seen(), "{refused}");
+    refused.expect(125).expect_stderr(&["h1: not started", "c/key", "does not encrypt", "put the key there", "--send-key"]);
+    // Hosts that share the user's home folder find it there, as long as the start takes.
+    let started = tapped.start(&tapped.shell("qrsh", ""), &[]);
+    assert!(!tapped.key_was_seen(), "{started}");
+    started.expect(0);
+    let left = fs::read_dir(tapped.cluster.dir().join("home/.radic")).expect("a folder").count();
+    assert_eq!(left, 0, "a copy of the key has stayed");
+    tapped.stop();
+    // It is sent if the user says so, and by what is called ssh.
+    for (shell, more) in
+        [(elsewhere, ["--send-key"].as_slice()), (tapped.shell("ssh", "export HOME=/no/such/home\nshift 6"), &[])]
+    {
+        tapped.start(&shell, more).expect(0);
+        assert!(tapped.key_was_seen());
+        tapped.stop();
+    }
+}
+
 #[test]
 fn an_agent_whose_launcher_goes_leaves_nothing_and_what_it_cannot_do_it_says() {
     let cluster = Cluster::empty(Kind::Logical);
-    cluster.make_key();
-    let key = fs::read_to_string(cluster.dir().join("key")).expect("the key");
-    let version = format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), radic_wire::PROTOCOL_VERSION);
-    let order = |version: &str, key: &str| {
-        let node = serde_json::json!({ "name": "n1", "role": "node", "slots": null, "address": "127.0.0.1" });
-        let order = serde_json::json!({
-            "version": version, "dir": cluster.dir(), "key": key, "port": 0, "heartbeat_ms": null, "nodes": [node],
-        });
+    let given = order(&cluster);
+    let version = given["version"].as_str().expect("the order names its release").to_owned();
+    let order = |version: &str, code: &str| {
+        let mut order = given.clone();
+        order["version"] = version.into();
+        order["proof"]["code"] = code.into();
+        order["nodes"][0]["address"] = "127.0.0.1".into();
         format!("radic-agent {order}\n")
     };
+    let code = given["proof"]["code"].as_str().expect("the order proves that the launcher has the key").to_owned();
     let agent =
         |input: String| cluster.invocation(program("radic")).args(["cluster", "agent", "--name", "n1"]).stdin(input).run();
     let failed = |input: String, part: &str| {
         let out = agent(input).expect(1).stdout();
         assert!(out.contains("failed") && out.contains(part), "{out}");
     };
-    failed(order("0.0.0 (protocol 0)", &key), "install one release");
-    failed(order(&version, &key.replace('1', "2")), "another key");
-    failed(order(&version, &key), "the launcher has gone");
+    failed(order("0.0.0 (protocol 0)", &code), "install one release");
+    failed(order(&version, &"ab".repeat(32)), "another key");
+    failed(order(&version, "short"), "another key");
+    failed(order(&version, &code), "the launcher has gone");
     failed("radic-agent {}\n".into(), "both sides of one release");
     failed("hello\n".into(), "before it said its order");
-    let founding = format!("{}radic-agent {{\"found\":\"n1\"}}\n", order(&version, &key));
+    let founding = format!("{}radic-agent {{\"found\":\"n1\"}}\n", order(&version, &code));
     let mut agent = cluster.invocation(program("radic")).args(["cluster", "agent", "--name", "n1"]).stdin_open().start();
     agent.type_in(founding.as_bytes());
     agent.until("its node to be ready", |out, _| out.contains("ready").then_some(()));

@@ -1,6 +1,6 @@
-//! The connection to a protector: finding one, frames, and one request with its answer.
+//! The connection to a daemon: finding one, frames, and one request with its answer.
 //!
-//! Everything waits in `poll`, with a deadline: a protector that hangs gives an error, not another thing that hangs.
+//! Everything waits in `poll`, with a deadline: a daemon that hangs gives an error, not another thing that hangs.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,13 +21,15 @@ use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
 use crate::launch::record::Record;
 
-/// Time that a protector has for its `Welcome`.
+/// Time that a daemon has for its `Welcome`.
 const HELLO: Duration = Duration::from_secs(5);
-/// Time that a protector has for an answer that needs no work.
+/// Time that a daemon has for an answer that needs no work.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// Bytes that are read at once.
 const READ: usize = 128 << 10;
 
+/// The folder in a cluster's that has one for each node.
+pub(crate) const NODES: &str = "nodes";
 /// Nodes of which it is said why they do not answer.
 const REASONS: usize = 4;
 
@@ -39,7 +41,7 @@ pub(crate) enum ClientError {
     )]
     NoCluster { dir: String },
     #[error(
-        "no protector of the cluster in {dir} answers ({why}); `radic cluster stop --dir {dir}` clears up what is left of it, \
+        "no daemon of the cluster in {dir} answers ({why}); `radic cluster stop --dir {dir}` clears up what is left of it, \
          and DIR/nodes/NAME/log tells why it ended"
     )]
     NoAnswer { dir: String, why: String },
@@ -47,9 +49,9 @@ pub(crate) enum ClientError {
         "the cluster that was started from {dir} has no node on this host, but on {hosts}: run this there, with RADIC_CLUSTER={dir}"
     )]
     Elsewhere { dir: String, hosts: String },
-    #[error("the protector of {node} went away: {why}")]
+    #[error("the daemon on {node} went away: {why}")]
     Lost { node: String, why: String },
-    #[error("the protector of {node} did not answer within {} s", limit.as_secs())]
+    #[error("the daemon on {node} did not answer within {} s", limit.as_secs())]
     Late { node: String, limit: Duration },
     #[error(
         "RADIC_KEY names the key {named}, and {own} is another one: unset RADIC_KEY if the cluster was started \
@@ -69,9 +71,7 @@ pub(crate) enum ClientError {
     Key(#[from] KeyError),
     #[error("{0}")]
     Refused(String),
-    #[error(
-        "the protector of {node} answered {got}, which is no answer to the request; are `radic` and `radicd` of one version?"
-    )]
+    #[error("the daemon on {node} answered {got}, which is no answer to the request; are `radic` and `radicd` of one version?")]
     Unexpected { node: String, got: String },
     #[error("the request is too long: {0}")]
     TooLong(String),
@@ -79,7 +79,7 @@ pub(crate) enum ClientError {
     Poll(Errno),
 }
 
-/// A cluster directory, as the command sees it.
+/// A cluster's folder, as the command sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Cluster {
     dir: PathBuf,
@@ -112,7 +112,7 @@ impl Cluster {
         self.dir.join("key")
     }
 
-    /// The key that the cluster's protectors have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two,
+    /// The key that the cluster's daemons have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two,
     /// and they differ, this command cannot know which of them it is, and what is signed with the wrong one can never be used.
     pub(crate) fn key_in_force(&self) -> Result<PathBuf, ClientError> {
         self.choose_key(std::env::var_os("RADIC_KEY").filter(|path| !path.is_empty()).map(PathBuf::from))
@@ -127,7 +127,7 @@ impl Cluster {
         }
     }
 
-    /// The key that the cluster's protectors have. Where there is no cluster, that is the error, not the key that is not there either.
+    /// The key that the cluster's daemons have. Where there is no cluster, that is the error, not the key that is not there either.
     pub(crate) fn load_key(&self) -> Result<ClusterKey, ClientError> {
         let path = self.key_in_force()?;
         match ClusterKey::load(&path, nix::unistd::geteuid().as_raw()) {
@@ -138,16 +138,16 @@ impl Cluster {
         }
     }
 
-    /// The directory that holds one directory for each node.
+    /// The folder that holds one folder for each node.
     pub(crate) fn nodes_dir(&self) -> PathBuf {
-        self.dir.join("nodes")
+        self.dir.join(NODES)
     }
 
     pub(crate) fn node_dir(&self, name: &str) -> PathBuf {
         self.nodes_dir().join(name)
     }
 
-    /// The names of the nodes that were started from this directory, n2 before n10; empty if there is no cluster.
+    /// The names of the nodes that were started from this folder, n2 before n10; empty if there is no cluster.
     pub(crate) fn nodes(&self) -> Vec<String> {
         let entries = fs::read_dir(self.nodes_dir()).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
@@ -164,7 +164,7 @@ impl Cluster {
         }
     }
 
-    /// A connection to any protector, if possible not that of `avoid`.
+    /// A connection to any daemon, if possible not that of `avoid`.
     pub(crate) fn connect(&self, avoid: Option<&str>) -> Result<Connection, ClientError> {
         self.check_text()?;
         let mut names = self.nodes();
@@ -187,13 +187,13 @@ impl Cluster {
         Err(late.unwrap_or(ClientError::NoAnswer { dir: self.dir.display().to_string(), why }))
     }
 
-    /// A connection to the protector of one node.
+    /// A connection to the daemon on one node.
     pub(crate) fn connect_to(&self, name: &str) -> Result<Connection, ClientError> {
         self.check_text()?;
         Connection::open(&self.node_dir(name), name)
     }
 
-    /// One request, one answer; an `Error` from the protector is an error here.
+    /// One request, one answer; an `Error` from the daemon is an error here.
     pub(crate) fn ask(&self, request: &Request, limit: Duration) -> Result<Reply, ClientError> {
         self.connect(None)?.ask(request, limit)
     }
@@ -212,7 +212,7 @@ pub(crate) fn natural(name: &str) -> Vec<(String, u64)> {
     parts
 }
 
-/// A connection to a protector that has said `Welcome`.
+/// A connection to a daemon that has said `Welcome`.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,
@@ -232,7 +232,7 @@ impl Connection {
         match connection.wait(Some(Instant::now() + HELLO))? {
             Some(Reply::Welcome { version, .. }) if version == PROTOCOL_VERSION => Ok(connection),
             Some(Reply::Welcome { version, .. }) => Err(ClientError::Refused(format!(
-                "the protector of {name} speaks version {version}, this command version {PROTOCOL_VERSION}: install one release"
+                "the daemon on {name} speaks version {version}, this command version {PROTOCOL_VERSION}: install one release"
             ))),
             Some(Reply::Error(text)) => Err(ClientError::Refused(text)),
             Some(other) => Err(connection.unexpected(&other)),
@@ -240,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// The node of this protector.
+    /// The node of this daemon.
     pub(crate) fn node(&self) -> &str {
         &self.node
     }
@@ -322,7 +322,7 @@ impl Connection {
         }
     }
 
-    /// One request, one answer within `limit`; an `Error` from the protector is an error here.
+    /// One request, one answer within `limit`; an `Error` from the daemon is an error here.
     pub(crate) fn ask(&mut self, request: &Request, limit: Duration) -> Result<Reply, ClientError> {
         self.send(request)?;
         match self.wait(Some(Instant::now() + limit))? {
@@ -352,11 +352,11 @@ pub(crate) fn poll_fds(fds: &mut [PollFd], limit: Option<Duration>) -> Result<()
     }
 }
 
-/// Connects to `control.sock` in a directory whose path may be longer than the 108 bytes of a socket address.
+/// Connects to `control.sock` in a folder whose path may be longer than the 108 bytes of a socket address.
 fn connect_socket(node_dir: &Path) -> io::Result<UnixStream> {
     let dir = OpenOptions::new().read(true).custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits()).open(node_dir)?;
     let path = format!("/proc/self/fd/{}/control.sock", dir.as_raw_fd());
-    // Non-blocking already for connect(): a stopped protector with a full backlog then refuses, and does not hold us up.
+    // Non-blocking already for connect(): a stopped daemon with a full backlog then refuses, and does not hold us up.
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     socket::connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
@@ -364,7 +364,7 @@ fn connect_socket(node_dir: &Path) -> io::Result<UnixStream> {
     let uid = nix::unistd::geteuid().as_raw();
     // A job's whole environment goes through here.
     if peer != uid && peer != 0 {
-        return Err(io::Error::other(format!("its protector runs as uid {peer}, this command as uid {uid}")));
+        return Err(io::Error::other(format!("its daemon runs as uid {peer}, this command as uid {uid}")));
     }
     Ok(UnixStream::from(socket))
 }

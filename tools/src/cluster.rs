@@ -29,6 +29,7 @@ use serde::Serialize;
 use crate::client::{self, ClientError, Cluster};
 use crate::launch::record::Record;
 use crate::launch::{self, Launched};
+use crate::remove;
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -110,7 +111,7 @@ pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) 
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
     let _lock = lock(&folder)?;
-    clear_leftovers(cluster)?;
+    clear_leftovers(cluster, &folder)?;
     if !cluster.key().exists() {
         ClusterKey::generate()?.create(&cluster.key())?;
     }
@@ -199,9 +200,9 @@ impl fmt::Display for Stopped {
             0 if self.elsewhere.is_empty() => {
                 return f.write_str("the cluster was dead already; what was left of it is removed");
             }
-            0 => f.write_str("no protector was started from this folder")?,
-            1 => f.write_str("1 protector has ended")?,
-            n => write!(f, "{n} protectors have ended")?,
+            0 => f.write_str("no daemon was started from this folder")?,
+            1 => f.write_str("1 daemon has ended")?,
+            n => write!(f, "{n} daemons have ended")?,
         }
         if !self.unseen.is_empty() {
             write!(f, ", of which the folders of {} had been removed while they ran", self.unseen.join(", "))?;
@@ -230,7 +231,7 @@ fn start_all(
     let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
     let spawn = |number: usize, (name, role): (&str, Role), join, signals: &mut Signals| {
         let namespace = options.namespaces.get(number);
-        let wanted = Protector {
+        let wanted = Daemon {
             namespace: namespace.map(|namespace| namespace.name.as_str()),
             listen: namespace.map_or(LOOPBACK, |namespace| SocketAddr::new(namespace.address, 0)),
             data: None,
@@ -259,8 +260,8 @@ fn start_all(
     Ok(())
 }
 
-/// A protector that is to be started.
-pub(crate) struct Protector<'a> {
+/// A daemon that is to be started.
+pub(crate) struct Daemon<'a> {
     /// The network namespace that it runs in, if that is another one.
     pub(crate) namespace: Option<&'a str>,
     pub(crate) name: &'a str,
@@ -278,8 +279,8 @@ pub(crate) struct Protector<'a> {
     pub(crate) http: Option<SocketAddr>,
 }
 
-impl Protector<'_> {
-    /// The command that is this protector, and its directory with a log in it. Its standard output is a pipe.
+impl Daemon<'_> {
+    /// The command that is this daemon, and its folder with a log in it. Its standard output is a pipe.
     pub(crate) fn command(&self, cluster: &Cluster, radicd: &Path) -> Result<Command> {
         let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(self.name)?.append("log")?;
         let mut command = Command::new(if self.namespace.is_some() { Path::new("ip") } else { radicd });
@@ -299,7 +300,7 @@ impl Protector<'_> {
         command.args(self.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
         command.args(self.grace.map(|seconds| format!("--grace={seconds}")));
         command.args(self.http.map(|address| format!("--http={address}")));
-        // What the environment says about one protector is not meant for all of these.
+        // What the environment says about one daemon is not meant for all of these.
         for variable in
             ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_CONTROL_NETWORK", "RADIC_KEY", "RADIC_STORE"]
         {
@@ -377,7 +378,7 @@ fn read_ready(cluster: &Cluster, node: &mut Starting) -> Result<()> {
     Ok(())
 }
 
-/// The address in what a protector says when it is ready: `ready NAME ADDRESS`.
+/// The address in what a daemon says when it is ready: `ready NAME ADDRESS`.
 pub(crate) fn ready_address(name: &str, line: &str) -> Result<SocketAddr> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let address = match words[..] {
@@ -415,7 +416,7 @@ fn lock(folder: &Folder) -> Result<Flock<File>> {
 }
 
 /// Removes what a dead cluster left; a live one stays.
-fn clear_leftovers(cluster: &Cluster) -> Result<()> {
+fn clear_leftovers(cluster: &Cluster, folder: &Folder) -> Result<()> {
     let dir = cluster.dir().display();
     if let Ok(connection) = cluster.connect(None) {
         bail!(
@@ -436,16 +437,16 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
         "{} of a cluster in {dir} runs but does not answer: end it with `radic cluster stop --dir {dir}`",
         alive.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ")
     );
-    remove_nodes(cluster)
+    remove_nodes(folder)
 }
 
-fn remove_nodes(cluster: &Cluster) -> Result<()> {
-    match fs::remove_dir_all(cluster.nodes_dir()) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", cluster.nodes_dir().display()))
-        }
-        _ => Ok(()),
-    }
+fn remove_nodes(folder: &Folder) -> Result<()> {
+    remove::below(folder, &[client::NODES])
+}
+
+/// Removes the folder of one node in that of its cluster.
+pub(crate) fn remove_node(folder: &Folder, name: &str) -> Result<()> {
+    remove::below(folder, &[client::NODES, name])
 }
 
 pub(crate) fn find_radicd() -> Result<PathBuf> {
@@ -456,14 +457,14 @@ pub(crate) fn find_radicd() -> Result<PathBuf> {
     found.next().context("radicd is neither beside radic nor in PATH: install it, or run `cargo build`")
 }
 
-/// A protector of this cluster that runs. The descriptor is bound to the process: its number may be given to another one, and
+/// A daemon of this cluster that runs. The descriptor is bound to the process: its number may be given to another one, and
 /// no signal goes astray.
 pub(crate) struct Process {
     pub(crate) name: String,
     fd: OwnedFd,
 }
 
-/// The protectors of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of
+/// The daemons of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of
 /// this user: the files that name them may be gone.
 pub(crate) fn processes(cluster: &Cluster) -> Vec<Process> {
     let me = nix::unistd::geteuid().as_raw();
@@ -478,7 +479,7 @@ pub(crate) fn processes(cluster: &Cluster) -> Vec<Process> {
         // Asked after the process is held, so it is about this process.
         let command = fs::read(of.join("cmdline")).ok()?;
         let noted = named.iter().find(|(pid, _)| *pid == number).map(|(_, name)| name.as_str());
-        let name = protector_of(cluster.dir(), noted, &command)?;
+        let name = daemon_of(cluster.dir(), noted, &command)?;
         Some(Process { name, fd })
     };
     let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -487,7 +488,7 @@ pub(crate) fn processes(cluster: &Cluster) -> Vec<Process> {
     found
 }
 
-/// The process that a node's folder names as its protector.
+/// The process that a node's folder names as its daemon.
 fn noted_pid(cluster: &Cluster, name: &str) -> Option<i32> {
     let mut text = String::new();
     let file = Folder::open(&cluster.node_dir(name)).ok()?.read("pid").ok()?;
@@ -495,10 +496,10 @@ fn noted_pid(cluster: &Cluster, name: &str) -> Option<i32> {
     text.trim().parse().ok()
 }
 
-/// Which protector of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node
-/// that has the process named in its folder, for protectors that were given the cluster's folder in another way than by `--dir`. A dead process
+/// Which daemon of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node
+/// that has the process named in its folder, for daemons that were given the cluster's folder in another way than by `--dir`. A dead process
 /// that its parent has not waited for has no words.
-fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<String> {
+fn daemon_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<String> {
     let words: Vec<&OsStr> = command.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     let is_keeper = words.get(1).is_some_and(|word| *word == keeper::ARGUMENT);
     if Path::new(words.first()?).file_name()? != "radicd" || is_keeper {
@@ -524,7 +525,7 @@ fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<Strin
 /// How a cluster was stopped.
 #[derive(Debug, Serialize)]
 pub(crate) struct Stopped {
-    /// Protectors of the cluster that ran, wherever they are.
+    /// Daemons of the cluster that ran, wherever they are.
     pub(crate) nodes: usize,
     /// Those of them that had to be killed.
     pub(crate) killed: Vec<String>,
@@ -541,12 +542,12 @@ pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::s
     let _lock = lock(&folder)?;
     let stopped = launch::stop::stop(cluster, record)?;
     // Of hosts that share this folder nothing is left in it but what could not be reached.
-    remove_nodes(cluster)?;
+    remove_nodes(&folder)?;
     Record::remove(cluster)?;
     Ok(stopped)
 }
 
-/// Ends every protector of the cluster, and with them every job.
+/// Ends every daemon of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
     ensure!(
@@ -554,8 +555,8 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
         "no cluster in {}: there is nothing to stop; name another with --dir DIR or RADIC_CLUSTER",
         cluster.dir().display()
     );
-    // Of a folder that was removed there is nothing to lock, and no command starts anything in it while its protectors run.
-    let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
+    // Of a folder that was removed there is nothing to lock, and no command starts anything in it while its daemons run.
+    let folder = open_if_there(cluster)?;
     let _lock = folder.as_ref().map(lock).transpose()?;
     let alive = processes(cluster);
     let names = names_of(&alive);
@@ -565,22 +566,26 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
         // A dead cluster does not answer.
         Err(_) if alive.is_empty() => Vec::new(),
         Err(error) => {
-            report(&format!("radic: {error}; ending the protectors by signal"));
+            report(&format!("radic: {error}; ending the daemons by signal"));
             signal(&alive, Signal::TERM);
             Vec::new()
         }
     };
     let killed = wait_or_kill(alive)?;
-    remove_nodes(cluster)?;
-    if cluster.dir().exists() {
-        Record::remove(cluster)?;
+    if let Some(folder) = &folder {
+        remove_nodes(folder)?;
+        if folder.is_there() {
+            Record::remove(cluster)?;
+        }
     }
     Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
 }
 
-/// Ends one protector on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
+/// Ends one daemon on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
 /// started on several.
 pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
+    // In a folder that another user may write to nothing is looked for, and nothing is removed.
+    let folder = open_if_there(cluster)?;
     let mut alive = processes(cluster);
     alive.retain(|process| process.name == name);
     if !alive.is_empty() && cluster.connect_to(name).and_then(|mut node| node.ask(&Request::Shutdown, client::ANSWER)).is_err() {
@@ -589,23 +594,28 @@ pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
     }
     let nodes = names_of(&alive).len();
     let killed = wait_or_kill(alive)?;
-    let dir = cluster.node_dir(name);
-    match fs::remove_dir_all(&dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            return Err(e).with_context(|| format!("cannot remove {}", dir.display()));
-        }
-        _ => {}
+    if let Some(folder) = &folder {
+        remove_node(folder, name)?;
     }
     Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new() })
 }
 
-/// The nodes of these processes, each once. A process that a protector has just forked looks like the protector until it executes its own program.
+/// The cluster's folder; none if it was removed.
+fn open_if_there(cluster: &Cluster) -> Result<Option<Folder>> {
+    match Folder::open(cluster.dir()) {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The nodes of these processes, each once. A process that a daemon has just forked looks like the daemon until it executes its own program.
 fn names_of(processes: &[Process]) -> Vec<String> {
     let names: BTreeSet<&String> = processes.iter().map(|process| &process.name).collect();
     names.into_iter().cloned().collect()
 }
 
-/// Waits for the end of protectors that were asked to end. The names of those that had to be killed.
+/// Waits for the end of daemons that were asked to end. The names of those that had to be killed.
 fn wait_or_kill(mut alive: Vec<Process>) -> Result<Vec<String>> {
     // Those that the others cannot reach get a signal.
     wait_gone(&mut alive, CLEAN)?;
@@ -614,7 +624,7 @@ fn wait_or_kill(mut alive: Vec<Process>) -> Result<Vec<String>> {
     let killed = names_of(&alive);
     signal(&alive, Signal::KILL);
     wait_gone(&mut alive, KILLED)?;
-    ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
+    ensure!(alive.is_empty(), "{} daemons did not end even by SIGKILL: they hang in the kernel", alive.len());
     Ok(killed)
 }
 
@@ -645,7 +655,7 @@ pub(crate) fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result
     while !processes.is_empty() {
         let mut fds: Vec<_> = processes.iter().map(|p| PollFd::new(p.fd.as_fd(), PollFlags::POLLIN)).collect();
         let left = deadline.saturating_duration_since(Instant::now());
-        client::poll_fds(&mut fds, Some(left)).context("waiting for the protectors")?;
+        client::poll_fds(&mut fds, Some(left)).context("waiting for the daemons")?;
         let mut gone = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect::<Vec<_>>().into_iter();
         processes.retain(|_| !gone.next().unwrap_or(false));
         if left.is_zero() {
@@ -678,14 +688,14 @@ mod tests {
     }
 
     #[test]
-    fn a_protector_that_forks_is_counted_once() {
+    fn a_daemon_that_forks_is_counted_once() {
         let process = |name: &str| Process { name: name.to_owned(), fd: std::fs::File::open("/dev/null").unwrap().into() };
         assert_eq!(names_of(&["n2", "n1", "n2"].map(process)), ["n1", "n2"]);
     }
 
     #[test]
-    fn only_the_cluster_s_own_protectors_are_recognised() {
-        let of = |dir: &str, noted, command: &[u8]| protector_of(Path::new(dir), noted, command);
+    fn only_the_cluster_s_own_daemons_are_recognised() {
+        let of = |dir: &str, noted, command: &[u8]| daemon_of(Path::new(dir), noted, command);
         let ours = b"/bin/radicd\0--dir\0/tmp/c\0--name\0n1\0--listen\x00127.0.0.1:0\0";
         assert_eq!(of("/tmp/c", None, ours).as_deref(), Some("n1"));
         assert_eq!(of("/tmp/c", Some("n1"), ours).as_deref(), Some("n1"));
@@ -707,13 +717,13 @@ mod tests {
             Stopped { nodes, killed, elsewhere, unseen }.to_string()
         };
         assert!(said(0, &[], &[], &[]).contains("dead already"));
-        assert_eq!(said(1, &[], &[], &[]), "1 protector has ended");
-        assert_eq!(said(3, &["n2"], &[], &[]), "3 protectors have ended; n2 had to be killed");
+        assert_eq!(said(1, &[], &[], &[]), "1 daemon has ended");
+        assert_eq!(said(3, &["n2"], &[], &[]), "3 daemons have ended; n2 had to be killed");
         assert_eq!(
             said(3, &[], &["n2", "n3"], &[]),
-            "1 protector has ended; 2 more of the cluster, elsewhere, were told to end: n2, n3"
+            "1 daemon has ended; 2 more of the cluster, elsewhere, were told to end: n2, n3"
         );
-        assert!(said(2, &[], &["n2", "n3"], &[]).starts_with("no protector was started from this folder; 2 more"));
+        assert!(said(2, &[], &["n2", "n3"], &[]).starts_with("no daemon was started from this folder; 2 more"));
         assert!(said(2, &[], &[], &["n1", "n2"]).contains("the folders of n1, n2 had been removed while they ran"));
     }
 

@@ -26,7 +26,7 @@ pub(crate) enum InjectCommand {
         /// The rank
         rank: u32,
     },
-    /// Kill a node: its protector and every process it hosts, at once
+    /// Kill a node: its daemon and every process it hosts, at once
     #[command(after_help = "Examples:\n  radic inject kill-node n3\n  radic inject kill-node n3 --after 2.5\n  \
         radic inject kill-node n3 --at-event checkpoint\n\n\
         The command returns when the node has been told. The events of --at-event are those of `radic events`; only one that \
@@ -34,32 +34,32 @@ pub(crate) enum InjectCommand {
     KillNode {
         /// The node
         name: NodeName,
-        /// So many seconds from now
+        /// Wait this many seconds first
         #[arg(long, value_name = "S", value_parser = parse_seconds, conflicts_with = "at_event")]
         after: Option<Duration>,
         /// As soon as the next event of this name happens; if none does within ten minutes, not at all
         #[arg(long, value_name = "EVENT", value_parser = parse_event)]
         at_event: Option<EventName>,
     },
-    /// Stop a node for a while: its protector and every process it hosts say and do nothing
+    /// Stop a node for a while: its daemon and every process it hosts say and do nothing
     #[command(after_help = "Example:\n  radic inject pause-node n3 5\n\n\
         A node that is stopped for longer than its watcher waits is declared dead, and its ranks go on elsewhere. When it wakes up it finds \
         that out, ends its old ranks, which are fenced, and itself.")]
     PauseNode {
         /// The node
         name: NodeName,
-        /// For so many seconds
+        /// Duration in seconds
         #[arg(value_name = "S", value_parser = parse_seconds)]
         seconds: Duration,
     },
     /// Cut a node off from the network for a while: all its links are down
     #[command(after_help = "Example:\n  radic inject cut-node n3 5\n\n\
         No connection gets a reset, and the node lives on: it freezes, and ends when it hears from the others that it was declared dead. Only for \
-        a node in a network namespace of its own with a protector that runs as root; its routes to other networks do not come back with the links.")]
+        a node in a network namespace of its own with a daemon that runs as root; its routes to other networks do not come back with the links.")]
     CutNode {
         /// The node
         name: NodeName,
-        /// For so many seconds
+        /// Duration in seconds
         #[arg(value_name = "S", value_parser = parse_seconds)]
         seconds: Duration,
     },
@@ -92,7 +92,7 @@ fn kill_node(cluster: &Cluster, name: &NodeName, after: Option<Duration>, at_eve
     if let Some(event) = at_event {
         wait_for(cluster, name, event)?;
     }
-    // A protector that kills itself could not answer; where it is the only one, its silence is the answer.
+    // A daemon that kills itself could not answer; where it is the only one, its silence is the answer.
     match ready.ask(&Request::KillNode { name: name.clone() }, client::ANSWER)? {
         Reply::Done => Ok(()),
         other => Err(ready.unexpected(&other).into()),

@@ -1,13 +1,13 @@
 //! Which bytes of a job's output this terminal has printed.
 //!
-//! The protector counts in the order in which it sent them, and gives what was not reported as printed to the next terminal. But
+//! The daemon counts in the order in which it sent them, and gives what was not reported as printed to the next terminal. But
 //! lines are printed in another order than they came. So only a prefix of which every byte is printed is reported, with one
-//! exception: an unfinished line must not use up the protector's window while others print, so what stands before more than
+//! exception: an unfinished line must not use up the daemon's window while others print, so what stands before more than
 //! [`SLACK`] bytes is reported though it is still held back. (It is lost to the next terminal if this one dies just then.)
 
 use std::collections::BTreeMap;
 
-/// See the module; half the window of the protector.
+/// See the module; half the window of the daemon.
 pub(crate) const SLACK: u64 = (radic_wire::limits::OUTPUT_WINDOW / 2) as u64;
 
 /// A part of the output: its first byte in the order of arrival, and its length.
@@ -16,7 +16,7 @@ pub(crate) type Range = (u64, u64);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// Bytes that came, from whichever protector.
+    /// Bytes that came, from whichever daemon.
     received: u64,
     /// Everything below is reported as printed.
     reported: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Output has come: `known` bytes that came before, through another protector, and `new` ones. Where the new ones begin.
+    /// Output has come: `known` bytes that came before, through another daemon, and `new` ones. Where the new ones begin.
     pub(crate) fn receive(&mut self, known: u64, new: u64) -> u64 {
         let start = self.received;
         self.received += known + new;
@@ -37,7 +37,7 @@ impl Ledger {
         start + known
     }
 
-    /// Attached again, through another protector: the job sends again what it never heard to be printed, and the count begins behind what came. What this
+    /// Attached again, through another daemon: the job sends again what it never heard to be printed, and the count begins behind what came. What this
     /// terminal has and has not printed yet counts as printed when it comes again.
     pub(crate) fn handle_reattached(&mut self) {
         (self.reported, self.credit) = (self.received, 0);

@@ -37,6 +37,7 @@ mod outcome;
 mod printer;
 mod progress;
 mod protection;
+mod remove;
 mod replay;
 mod report;
 mod run;
@@ -59,7 +60,7 @@ mod web;
         126 and 127 if the program cannot be executed or found; 2 for wrong usage. `radic explain CODE` says what to do."
 )]
 struct Cli {
-    /// The cluster's directory on this machine [default: ~/.radic/cluster]
+    /// The cluster's folder on this machine [default: ~/.radic/cluster]
     #[arg(long, global = true, env = "RADIC_CLUSTER", value_name = "DIR")]
     cluster: Option<PathBuf>,
     #[command(subcommand)]
@@ -131,7 +132,7 @@ enum Command {
     /// Look at the logs of protected ranks
     #[command(subcommand)]
     Log(log::LogCommand),
-    /// Run a rank again, alone, from its last checkpoint to the end of its log, and compare what it sends with what it sent
+    /// Replay one rank alone, from its last checkpoint to the end of its log, and compare the bytes it sends with those it sent
     #[command(after_help = "Example:\n  radic run -n 4 --protect on --keep-logs -- ./program\n  radic replay 4f3c 0\n\n\
         Needs a committed checkpoint, and the program's files as they were. Of a job that has ended the logs are there only if it was \
         started with --keep-logs; without it, what the receivers' own checkpoints have made superfluous cannot be compared either. The \
@@ -152,7 +153,7 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
-    /// Look at the spares: nodes that take the ranks of one that dies
+    /// List spares: nodes that take the ranks of a node that dies
     #[command(subcommand)]
     Spare(spare::SpareCommand),
     /// Show the state of the cluster
@@ -175,13 +176,13 @@ enum Command {
     /// Show what has happened, on all nodes
     #[command(after_help = "Example:\n  radic events --follow --json\n\nWith --json each event is one line.")]
     Events {
-        /// Go on as things happen
+        /// Keep printing events as they happen
         #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
         format: Format,
     },
-    /// Tell of a job what happened when, what each death and protection cost, and what that suggests
+    /// Report on a job: what happened when, what deaths and protection cost, what to change
     #[command(
         after_help = "Examples:\n  radic report 4f3c\n  radic report 4f3c --html report.html\n  radic report 4f3c --svg report.svg --mtbf 30d\n\n\
         Of a job that runs, or of one that has ended and is still remembered: the nodes keep their last events, and what ranks have counted. What is not known \
@@ -196,7 +197,7 @@ enum Command {
     /// Cause a failure, for tests
     #[command(subcommand)]
     Inject(inject::InjectCommand),
-    /// Print what a shell is to be told so that it completes commands and flags
+    /// Print a shell completion script
     #[command(after_help = "Examples:\n  radic completions bash > ~/.local/share/bash-completion/completions/radic\n  \
         radic completions zsh > ~/.zfunc/_radic\n  radic completions fish > ~/.config/fish/completions/radic.fish\n\n\
         Packages and `make install` have done so already.")]
@@ -225,7 +226,7 @@ enum ClusterCommand {
         radic cluster start --hosts hostfile --rsh \"ssh -p 2222\"\n  \
         radic cluster start --slurm --spares 1\n  \
         radic cluster start --scheduler gridengine --spares 1\n\n\
-        With --nodes every node is a protector with a port of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
+        With --nodes every node is a daemon (radicd) with a port of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
         a witness w1. With --hosts nodes have the names of their hosts; the last host is the witness, those before it the spares. A host that \
         cannot be reached is told, and the others go on without it. With --slurm, in a script of sbatch or under salloc, it is the same with the \
         allocation's nodes; DIR is ~/.radic/slurm-JOB then, if no other is named. With --scheduler pbs, gridengine or lsf, in a script of that batch \
@@ -255,20 +256,20 @@ enum ClusterCommand {
         http: Option<Option<SocketAddr>>,
         #[command(flatten)]
         launch: Box<launch::LaunchArgs>,
-        /// The cluster's directory, the same on every host; the same as --cluster
+        /// The cluster's folder, the same on every host; the same as --cluster
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
         #[command(flatten)]
         format: Format,
     },
-    /// Start one node, as `radic cluster start` on another machine says it over standard input
+    /// Start one node with settings from standard input (internal)
     #[command(
         hide = true,
         after_help = "Example:\n  ssh n1 radic cluster agent --name n1\n\n\
         What is said is private to one release."
     )]
     Agent(launch::agent::AgentArgs),
-    /// See to the end of a batch job whose script is lost, for one node, as its agent says it
+    /// End the batch job when its script's node is lost (internal)
     #[command(hide = true, after_help = "Example:\n  radic cluster watch --name n2 --lost n1 --dir DIR -- 'qdel 7'")]
     Watch(launch::watch::WatchArgs),
     /// End a job of Slurm whose script is lost, with the exit code of its program
@@ -287,10 +288,10 @@ enum ClusterCommand {
         remote shell. The key stays, the nodes' logs do not."
     )]
     Stop {
-        /// End the protector of this node, on this host, and see to nothing else
+        /// Stop only this node's daemon on this host
         #[arg(long, value_name = "NAME", hide = true)]
         only: Option<NodeName>,
-        /// The cluster's directory; the same as --cluster
+        /// The cluster's folder; the same as --cluster
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
         #[command(flatten)]

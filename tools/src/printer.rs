@@ -22,7 +22,7 @@ use crate::ledger::Range;
 
 /// Longest unfinished line that is held back, in bytes.
 pub(crate) const LINE: usize = 64 << 10;
-/// Most bytes that are held back in all. Well below the window of the protector, which would stop sending otherwise.
+/// Most bytes that are held back in all. Well below the window of the daemon, which would stop sending otherwise.
 pub(crate) const HELD: usize = 256 << 10;
 /// An unfinished line of rank 0 that has not grown for so long may be a prompt.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);

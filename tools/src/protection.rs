@@ -17,7 +17,7 @@ use crate::doctor::Obstacles;
 pub(crate) struct ProtectionArgs {
     /// Whether the ranks are protected. A program that cannot be (`radic doctor` says why) runs without, with a warning; one that would use
     /// UCX is refused
-    #[arg(long, value_enum, default_value_t = ProtectFlag::On, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = ProtectFlag::On)]
     protect: ProtectFlag,
     /// Time between two checkpoints of a rank: seconds (0.2, 30), auto (from what one costs and --mtbf), or never
     #[arg(long, value_name = "S|auto|never", default_value = "auto", value_parser = parse_interval)]
@@ -28,7 +28,7 @@ pub(crate) struct ProtectionArgs {
     /// Nodes that hold a copy of each log and checkpoint: with 2 the job survives the death of a node and its protector together
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
-    /// Memory of each rank for what it has sent and its receiver may need again: 128M, 1G [default: an eighth of its node's memory, which the job's ranks there
+    /// Memory per rank for sent data that a receiver may need again: 128M, 1G [default: an eighth of its node's memory, which the job's ranks there
     /// share, from 64M to 2G for each; with payload in the log 64M]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     outbox: Option<u64>,
@@ -36,23 +36,23 @@ pub(crate) struct ProtectionArgs {
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     log_limit: u64,
     /// What a rank does before it sends to another rank of the job
-    #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = LogFlag::Causal)]
     log: LogFlag,
     /// Where what a rank has received from others of the job is kept until its checkpoint covers it
-    #[arg(long, value_enum, default_value_t = PayloadFlag::Auto, value_name = "WHERE")]
+    #[arg(long, value_enum, default_value_t = PayloadFlag::Auto)]
     payload: PayloadFlag,
     /// Where the ranks of a node that has died go on
-    #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
+    #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare)]
     restart_on: RestartOnFlag,
     /// What becomes of the job when ranks are lost with all that they could go on from (a node and its protector at once, or before the first checkpoint)
-    #[arg(long, value_enum, default_value_t = OnLossFlag::Restart, value_name = "WHAT")]
+    #[arg(long, value_enum, default_value_t = OnLossFlag::Restart)]
     on_loss: OnLossFlag,
     /// Keep the logs and checkpoints that no restart needs any more, for `radic replay`, until the cluster is stopped
     #[arg(long)]
     keep_logs: bool,
     /// Record what the program reads of clocks, and tell it the same after a restart: programs choose by the clock how often they do something. Without it
     /// a reading costs less, and such a program may go another way after a restart, which ends as --on-loss says
-    #[arg(long, value_enum, default_value_t = RecordTimeFlag::On, value_name = "WHETHER")]
+    #[arg(long, value_enum, default_value_t = RecordTimeFlag::On)]
     record_time: RecordTimeFlag,
     /// Record what the program reads of the processor's own counter, too (rdtsc, rdtscp), for a program that decides something by it; `radic doctor` names programs that may read
     /// it. Each reading then takes microseconds, also those of its MPI library, and each message may: the processor traps the instruction
@@ -80,9 +80,9 @@ enum RecordTimeFlag {
 
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum LogFlag {
-    /// It waits until its protector has all that the message depends on
+    /// Send only when the protector holds all that the message depends on
     Waiting,
-    /// It waits for nothing: what the message depends on goes with it
+    /// Send at once; what the message depends on travels with it
     Causal,
 }
 
@@ -108,9 +108,9 @@ enum RestartOnFlag {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum OnLossFlag {
-    /// It begins anew, by itself, and says so
+    /// Restart the job from the beginning, with a notice
     Restart,
-    /// It ends with exit code 113: for what must not be done twice
+    /// End the job with exit code 113: for what must not be done twice
     Fail,
 }
 
@@ -222,7 +222,7 @@ impl fmt::Display for Decision {
                 RestartOn::Any => "on the node with the fewest ranks of the job",
             };
             let lost = match self.on_loss {
-                OnLoss::Restart => "begins anew",
+                OnLoss::Restart => "restarts from the beginning",
                 OnLoss::Fail => "ends with an error",
             };
             writeln!(f, "           the ranks of a node that dies go on {place}; if that is not possible, the job {lost}")?;

@@ -43,10 +43,10 @@ pub(crate) struct RunArgs {
     /// How many ranks [default: in a job of a batch system as many as it was asked for: SLURM_NTASKS, lines of PBS_NODEFILE, NSLOTS, LSB_DJOB_NUMPROC]
     #[arg(short, long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(radic_wire::limits::RANKS)))]
     n: Option<u32>,
-    /// On so many nodes only: the first ones, as `radic nodes` shows them, without spares
+    /// Number of nodes: the first M of `radic nodes`, without spares
     #[arg(short = 'N', long = "node-count", value_name = "M", conflicts_with = "nodes", value_parser = clap::value_parser!(u32).range(1..))]
     node_count: Option<u32>,
-    /// So many ranks on each node; without -n, that is how many there are
+    /// Ranks on each node; without -n it also sets the number of ranks
     #[arg(long, value_name = "K", conflicts_with = "map_by", value_parser = clap::value_parser!(u32).range(1..))]
     ntasks_per_node: Option<u32>,
     /// On these nodes only [default: all that are not spares]
@@ -64,7 +64,7 @@ pub(crate) struct RunArgs {
     /// A variable for the ranks; wins over RADIC's own settings
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
-    /// The ranks' working directory [default: this one]
+    /// The folder in which the ranks start [default: this one]
     #[arg(long, value_name = "DIR")]
     wd: Option<PathBuf>,
     /// Print what was recognised and set, and why; run nothing
@@ -225,7 +225,7 @@ fn size(cluster: &Cluster, args: &RunArgs) -> Result<Size> {
     let members = match &args.nodes[..] {
         [] if needed => match cluster.ask(&Request::Status, client::ANSWER)? {
             Reply::Status(status) => regular(&status),
-            other => bail!("the protector answered {other:?} to a question about the nodes"),
+            other => bail!("the daemon answered {other:?} to a question about the nodes"),
         },
         named => named.to_vec(),
     };
@@ -286,7 +286,7 @@ fn job_spec(
     decision: &Decision,
 ) -> Result<JobSpec> {
     let dir = args.wd.as_ref().map_or_else(|| here.to_owned(), |wd| here.join(wd));
-    ensure!(dir.is_dir(), "--wd {}: no such directory", dir.display());
+    ensure!(dir.is_dir(), "--wd {}: no such folder", dir.display());
     let mut words = args.command.clone();
     // What the program makes of its own name must hold in its directory.
     if dir != here && words[0].as_bytes().contains(&b'/') {

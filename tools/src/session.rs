@@ -1,6 +1,6 @@
 //! This terminal and an attached job: its output comes out here, what is typed and signalled here goes to it.
 //!
-//! One thread waits for everything at once: the protector, the signals, standard input, and room in standard output. None of
+//! One thread waits for everything at once: the daemon, the signals, standard input, and room in standard output. None of
 //! them can hold up the others, so that an interrupt arrives though the output is paged.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -34,16 +34,16 @@ const INTERRUPTS: usize = 3;
 const INTERRUPT_SPAN: Duration = Duration::from_secs(5);
 /// How often a command in the background of its terminal looks whether it has come to the foreground: no event tells.
 const BACKGROUND: Duration = Duration::from_secs(1);
-/// How long another protector is asked about the job after the loss of ours: longer than a death takes to be confirmed.
+/// How long another daemon is asked about the job after the loss of ours: longer than a death takes to be confirmed.
 const REATTACH: Duration = Duration::from_secs(10);
 /// The pause between two attempts at it.
 const REATTACH_PAUSE: Duration = Duration::from_millis(250);
 
-/// Silence of the protector after which it is asked whether it is there, and time for its answer: one that hangs would leave this
+/// Silence of the daemon after which it is asked whether it is there, and time for its answer: one that hangs would leave this
 /// terminal waiting for ever, though the others may have declared its node dead.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Whether the protector is alive, as far as the connection shows.
+/// Whether the daemon is alive, as far as the connection shows.
 struct Pulse {
     heard: Instant,
     asked: Option<Instant>,
@@ -102,7 +102,7 @@ pub(crate) fn attach(
     Ok(finish(cluster, job, ending?)?.code)
 }
 
-/// Stays with a job of which the protector has just said on this connection, by `reply`, that it runs.
+/// Stays with a job of which the daemon has just said on this connection, by `reply`, that it runs.
 pub(crate) fn attached(
     cluster: &Cluster,
     connection: Connection,
@@ -170,7 +170,7 @@ struct Session<'a> {
     job: Option<(JobId, Placement)>,
     /// Whether the job is known to go on without its home.
     protected: bool,
-    /// When the protector must have answered to `Run` or `Attach`.
+    /// When the daemon must have answered to `Run` or `Attach`.
     answer_by: Option<Instant>,
     pulse: Pulse,
     /// Signals that came before the job was there.
@@ -290,7 +290,7 @@ impl<'a> Session<'a> {
         Ok(None)
     }
 
-    /// Whether anything is to be expected of the protector: a job is attached, and its end has not been told.
+    /// Whether anything is to be expected of the daemon: a job is attached, and its end has not been told.
     fn has_pulse(&self) -> bool {
         self.job.is_some() && self.answer_by.is_none() && self.outcome.is_none()
     }
@@ -472,7 +472,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Sends, or looks for another protector if this one is gone.
+    /// Sends, or looks for another daemon if this one is gone.
     fn send(&mut self, request: &Request) -> Result<()> {
         match self.connection.send(request) {
             // The reader finds out soon enough, and knows what to do.
@@ -486,7 +486,7 @@ impl<'a> Session<'a> {
         self.handle_replies(lost)
     }
 
-    /// Handles what has come; first, if it is so, that the protector is lost.
+    /// Handles what has come; first, if it is so, that the daemon is lost.
     fn handle_replies(&mut self, mut lost: Option<ClientError>) -> Result<Option<Ending>> {
         // Every reply that is here is handled: the socket may never poll readable again.
         while self.outcome.is_none() {
@@ -544,7 +544,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Output of a rank, or its end (none). After the death of a protector some comes again.
+    /// Output of a rank, or its end (none). After the death of a daemon some comes again.
     fn handle_output(&mut self, rank: Rank, stream: OutputStream, offset: u64, data: &[u8]) -> Result<()> {
         let next = self.next.entry((rank, stream)).or_insert(offset);
         let lost = offset.saturating_sub(*next);
@@ -593,7 +593,7 @@ impl<'a> Session<'a> {
         self.outcome = Some(outcome);
     }
 
-    /// Our protector is gone. The job may go on elsewhere, and if it died with that node, the others can tell.
+    /// Our daemon is gone. The job may go on elsewhere, and if it died with that node, the others can tell.
     fn reattach(&mut self, lost: ClientError) -> Result<Option<Ending>> {
         let Some((job, placement)) = self.job.clone() else {
             return Err(lost).context("whether the job has started is not known: see `radic jobs`");
@@ -612,7 +612,7 @@ impl<'a> Session<'a> {
                 Err(e) => why = e,
             }
             let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            client::poll_fds(&mut fds, Some(REATTACH_PAUSE)).context("waiting for a protector")?;
+            client::poll_fds(&mut fds, Some(REATTACH_PAUSE)).context("waiting for a daemon")?;
             match self.signals.next().context("reading signals")? {
                 Some(Signal::SIGHUP) => return Ok(Some(Ending::Detached)),
                 Some(signal) if self.is_to_suspend(signal) => self.begin_suspending(),
@@ -641,7 +641,7 @@ impl<'a> Session<'a> {
                     if self.protected || status.processes.iter().any(|p| p.job == job && p.protect == Protect::On) {
                         return Err(ClientError::Refused(format!("job {job} has no new home yet")));
                     }
-                    let why = "its protector closed the connection, and the others declared it dead".into();
+                    let why = "its daemon closed the connection, and the others declared it dead".into();
                     let reason = EndReason::NodeLost { node: home.name.clone(), ranks: placement.ranks_on(home).collect(), why };
                     self.handle_ended(Outcome { code: exit_code::NODE_LOST, reason });
                     Ok(())
@@ -652,7 +652,7 @@ impl<'a> Session<'a> {
         self.attach_at(connection, job)
     }
 
-    /// Goes on with the job at another protector.
+    /// Goes on with the job at another daemon.
     fn attach_at(&mut self, mut connection: Connection, job: JobId) -> Result<(), ClientError> {
         match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
             Reply::Attached { .. } => {}

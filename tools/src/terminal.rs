@@ -130,7 +130,7 @@ impl Output {
         Style { label, shared: self.shared, terminal: self.terminal }
     }
 
-    /// Queues a piece. The window of the protector bounds what can be here.
+    /// Queues a piece. The window of the daemon bounds what can be here.
     pub(crate) fn push(&mut self, piece: Piece) {
         let outlet = usize::from(piece.stream == OutputStream::Stderr && !self.shared);
         self.outlets[outlet].queue.push_back(piece);

@@ -478,7 +478,7 @@ fn the_loss_of_the_protector_is_survived_by_the_terminal() {
     peer.finish();
     let (code, stdout, stderr) = running.end();
     assert_eq!((code, stdout.as_str()), (0, "one\ntwo\n"), "{stderr}");
-    assert!(stderr.contains("the protector of n1 went away"), "{stderr}");
+    assert!(stderr.contains("the daemon on n1 went away"), "{stderr}");
 }
 
 #[test]
@@ -508,7 +508,7 @@ fn the_loss_of_the_last_protector_is_an_error() {
     drop(node);
     let (code, _, stderr) = running.end();
     assert_eq!(code, 125);
-    assert!(stderr.contains("no protector of the cluster"), "{stderr}");
+    assert!(stderr.contains("no daemon of the cluster"), "{stderr}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub(crate) enum BenchCommand {
     #[command(after_help = "Example:\n  radic bench recover --mib 10,100 --rounds 5\n\n\
         Four ranks with so much memory each, on four nodes; one of them is killed, and its rank goes on at a spare. Each step has its column; \
         the job goes on to its end, where each rank checks its memory. Then one job with a death every --every seconds, against the same one \
-        undisturbed, restarted as a whole from its last `radic suspend`, and begun anew. It starts and stops nodes of its own on this machine's loopback \
+        undisturbed, restarted as a whole from its last `radic suspend`, and restarted from the beginning. It starts and stops nodes of its own on this machine's loopback \
         network. Targets stand beside the figures and decide nothing. Needs four times the memory of a rank, and room for about six times as much \
         in TMPDIR, or /tmp, for images.")]
     Recover(recover::RecoverArgs),

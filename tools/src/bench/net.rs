@@ -393,7 +393,7 @@ impl Bench<'_> {
     /// What the ranks of the newest job have counted; an error unless all of them were protected.
     fn newest_job(&self, ranks: u32) -> Result<Vec<Counters>> {
         let status = self.status()?;
-        let job = status.jobs.iter().max_by_key(|job| job.started_ms).context("the protectors know no job")?.job;
+        let job = status.jobs.iter().max_by_key(|job| job.started_ms).context("the daemons know no job")?.job;
         let counters: Vec<_> =
             status.processes.iter().filter(|p| p.job == job && p.joined).filter_map(|process| process.counters).collect();
         ensure!(counters.len() == ranks as usize, "only {} of {ranks} ranks were protected; see `radic doctor`", counters.len());

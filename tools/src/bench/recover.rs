@@ -237,7 +237,7 @@ fn panels(report: &Report) -> [Panel; 2] {
             let ratio = seconds / whole.undisturbed_s;
             Plotted { what: what.into(), spread: Spread { min: ratio, median: ratio, max: ratio }, target: None }
         };
-        let over = whole.over_s.map(|seconds| row("all begin anew", seconds));
+        let over = whole.over_s.map(|seconds| row("all restart from the beginning", seconds));
         [
             Some(row("only the lost rank goes back", whole.radic_s)),
             Some(row("all go back to the last save", whole.together_s)),
@@ -301,8 +301,8 @@ fn whole_in_words(whole: &Whole) -> String {
     let more = format!("{} deaths, saved {} times", whole.together_deaths, whole.together_saved);
     text += &row("all go back to the last `radic suspend`", whole.together_s, &more);
     text += &match whole.over_s {
-        Some(seconds) => row("all begin anew", seconds, ""),
-        None => format!("  {:<40} never: it takes longer than the time between two deaths\n", "all begin anew"),
+        Some(seconds) => row("all restart from the beginning", seconds, ""),
+        None => format!("  {:<40} never: it takes longer than the time between two deaths\n", "all restart from the beginning"),
     };
     text
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,13 +10,15 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 use std::{env, fs, io};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use radic_ckpt::control::{Saved, Target};
 use radic_wire::job::exit_code;
 
 use super::{How, ModeName, library};
 use crate::{outcome, show};
 
+/// The highest number of an image after which a program can go on: no run makes as many as there are above it.
+const HIGHEST: u64 = u64::MAX / 2;
 /// How many images of a program are kept, besides those that they are increments to.
 const KEPT: usize = 2;
 
@@ -38,7 +40,7 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
     let dir = || images.dir.display().to_string();
     // No other user may read what was in memory; and images are taken only from a folder that no other user may write.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images.dir).with_context(dir)?;
-    let first_number = last_number(&images.dir).with_context(dir)? + 1;
+    let first_number = first_number(&images.dir)?;
     let (first, rest) = program.split_first().context("no program is given")?;
     let mut child = match Command::new(first).args(rest).env("LD_PRELOAD", preload).spawn() {
         Ok(child) => child,
@@ -77,15 +79,23 @@ fn not_executed(program: &OsStr, error: &io::Error) -> u8 {
     outcome::exit_code(if is_missing { exit_code::NOT_FOUND } else { exit_code::CANNOT_EXECUTE })
 }
 
-/// The highest number of an image of an earlier run: those are not overwritten. 0: there is none.
-fn last_number(dir: &Path) -> Result<u64> {
+/// The number of the first image of this run: images of earlier runs are not overwritten. What another user has put there is none of them.
+fn first_number(dir: &Path) -> Result<u64> {
+    let shown = || dir.display().to_string();
+    let me = nix::unistd::geteuid().as_raw();
     let mut last = 0;
-    for entry in fs::read_dir(dir)? {
-        let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("image.")?.parse().ok());
-        last = number.unwrap_or(0).max(last);
+    for entry in fs::read_dir(dir).with_context(shown)? {
+        let entry = entry.with_context(shown)?;
+        let name = entry.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.strip_prefix("image.")?.parse::<u64>().ok()) else { continue };
+        // Of a link it is the link that is looked at.
+        let own = entry.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.uid() == me);
+        if own && number > HIGHEST {
+            bail!("{} leaves no number for another image: remove it, or choose another folder", entry.path().display());
+        }
+        last = if own { number.max(last) } else { last };
     }
-    Ok(last)
+    Ok(last + 1)
 }
 
 /// Saves a process again and again.
@@ -216,10 +226,30 @@ mod tests {
     #[test]
     fn images_of_earlier_runs_are_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(last_number(dir.path()).unwrap(), 0);
+        assert_eq!(first_number(dir.path()).unwrap(), 1);
         for name in ["image.7", "image.12", "image.12.whole", "image.13.partial", "other.99"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        assert_eq!(last_number(dir.path()).unwrap(), 12);
+        assert_eq!(first_number(dir.path()).unwrap(), 13);
+    }
+
+    /// Names that somebody has planted neither move the numbers on nor have them begin again at those of earlier images.
+    #[test]
+    fn the_numbers_of_images_do_not_wrap() {
+        let dir = tempfile::tempdir().unwrap();
+        let highest = format!("image.{}", u64::MAX);
+        fs::write(dir.path().join("image.12"), "").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(&highest)).unwrap();
+        fs::create_dir(dir.path().join("image.99")).unwrap();
+        assert_eq!(first_number(dir.path()).unwrap(), 13);
+        let planted = dir.path().join("image.77");
+        fs::write(&planted, "").unwrap();
+        if std::os::unix::fs::chown(&planted, Some(64_001), None).is_ok() {
+            assert_eq!(first_number(dir.path()).unwrap(), 13, "it is another user's");
+        }
+        fs::remove_file(dir.path().join(&highest)).unwrap();
+        fs::write(dir.path().join(&highest), "").unwrap();
+        let error = first_number(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&highest) && error.contains("remove it"), "{error}");
     }
 }

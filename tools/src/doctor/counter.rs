@@ -31,7 +31,7 @@ pub(super) fn examine(files: &[PathBuf]) -> Option<Finding> {
     let users: Vec<&str> = users.iter().map(String::as_str).collect();
     let about = format!(
         "{} may read the processor's own counter (rdtsc; a hint, by the bytes of the code): what it says is in no log, so a rank that decides something by it may go another way \
-         after a restart, and its job then begins anew",
+         after a restart, and its job then restarts from the beginning",
         listed(&users)
     );
     let remedy = "only if it decides something by it: radic run --record-tsc records it; or use clock_gettime or MPI_Wtime, which are recorded anyway and cost less, if the program leaves the choice";

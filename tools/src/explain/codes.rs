@@ -42,7 +42,7 @@ pub(crate) const CODES: &[CodeText] = &[
         NODE_LOST,
         "A node died on which the job had ranks, and they were not protected or cannot be brought back.",
         "Run the job again: `radic nodes` shows what is left. `radic events` shows why they could not be brought back. Jobs are protected unless --protect none is \
-         given or `radic doctor -- PROGRAM` finds an obstacle; --replicas 2 survives a node and its protector at once; --on-loss restart begins anew by itself.",
+         given or `radic doctor -- PROGRAM` finds an obstacle; --replicas 2 survives a node and its protector at once; --on-loss restart has the job restart from the beginning by itself.",
     ),
     text(
         SUSPENDED,
@@ -51,9 +51,9 @@ pub(crate) const CODES: &[CodeText] = &[
     ),
     text(
         RADIC,
-        "RADIC itself failed: there is no cluster, no such node, or the protector went away; the program would use UCX; or the job is shown at another terminal now.",
+        "RADIC itself failed: there is no cluster, no such node, or the daemon went away; the program would use UCX; or the job is shown at another terminal now.",
         "The line on standard error says which. `radic status` shows whether the cluster answers, `radic jobs` whether the job runs, `radic attach JOB` shows it \
-         here again; DIR/nodes/NAME/log has what each protector said.",
+         here again; DIR/nodes/NAME/log has what each daemon said.",
     ),
     text(
         CANNOT_EXECUTE,

@@ -20,7 +20,7 @@ const fn text(event: EventName, means: &'static str, next: &'static str) -> Even
 pub(super) const EVENTS: &[EventText] = &[
     text(
         EventName::Start,
-        "A protector has started.",
+        "A daemon has started.",
         "Nothing is to be done. A second `start` of the same node says that its daemon died and was started again: the node's log tells why.",
     ),
     text(
@@ -44,7 +44,7 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::Descheduled,
-        "This protector did not run for longer than its watchdog allows, so it accuses no other node for two heartbeats.",
+        "This daemon did not run for longer than its watchdog allows, so it accuses no other node for two heartbeats.",
         "If it comes often the machine is overloaded or was suspended: run fewer ranks on it, or raise --heartbeat-ms.",
     ),
     text(
@@ -142,19 +142,19 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::Restart,
-        "A job begins anew, from its beginning.",
+        "A job restarts from the beginning.",
         "The text says what was lost. `--replicas 2` lets a job survive the loss of a node and of its protector at once; `--on-loss fail` ends it with \
          code 113 instead.",
     ),
     text(
         EventName::Lost,
         "A rank is lost, and there is nothing that it could go on from.",
-        "The job begins anew (`restart`), or ends with code 113 if it was started with `--on-loss fail`.",
+        "The job restarts from the beginning (`restart`), or ends with code 113 if it was started with `--on-loss fail`.",
     ),
     text(
         EventName::Death,
         "A rank that was brought back has died again before it lived.",
-        "It is tried again: after two deaths from the checkpoint before, after four the job begins anew. The text names the signal, the address and \
+        "It is tried again: after two deaths from the checkpoint before, after four the job restarts from the beginning. The text names the signal, the address and \
          the report with all registers, in deaths/ of that node's store. The same address each time is likely to be a bug: of the program, or of RADIC.",
     ),
     text(

@@ -1,4 +1,4 @@
-//! `radic cluster agent`: starts the protector of one host for a launcher on another one, which speaks to it over standard input and output.
+//! `radic cluster agent`: starts the daemon on one host for a launcher on another one, which speaks to it over standard input and output.
 //!
 //! If standard input ends before the launcher has said that the node is to stay, nothing is left: a launcher that is interrupted, or loses
 //! its connection, leaves no half of a cluster behind.
@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
 use std::process::{Child, ChildStdout, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
@@ -17,11 +18,11 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
-use radic_wire::key::ClusterKey;
 
 use crate::client::Cluster;
-use crate::cluster::{self, Protector};
+use crate::cluster::{self, Daemon};
 
+use super::key::KeyText;
 use super::protocol::{self, Assignment, Go, LINE, Order, Said, Watch, What};
 use super::{READY, version, watch};
 
@@ -50,9 +51,9 @@ enum Event {
     Line(String),
     /// It has gone.
     End,
-    /// The protector has said this; nothing: it has ended.
-    Protector(String),
-    /// The protector has ended, after it was to stay.
+    /// The daemon has said this; nothing: it has ended.
+    Daemon(String),
+    /// The daemon has ended, after it was to stay.
     Over(io::Result<ExitStatus>),
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
 struct Agent {
     name: NodeName,
     is_of_slurm: bool,
-    /// Whether it ends with its protector only.
+    /// Whether it ends with its daemon only.
     stays: bool,
     events: Receiver<Event>,
 }
@@ -88,21 +89,16 @@ struct Agent {
 impl Agent {
     /// The result is the exit code.
     fn start(&self, sender: SyncSender<Event>) -> Result<u8> {
-        let order: Order = self.hear("its order")?;
-        ensure!(
-            order.version == version(),
-            "RADIC {} is installed there, and {} gives the order: install one release",
-            version(),
-            order.version
-        );
+        let order = self.hear_order()?;
         let own = order.nodes.iter().find(|node| node.name == self.name);
         let own = own.with_context(|| format!("the order has no node {}", self.name))?;
         let cluster = Cluster::new(Some(order.dir.clone()))?;
-        prepare(&cluster, &order, own)?;
+        let folder = prepare(&cluster, own)?;
+        self.have_key(&cluster, &folder, &order)?;
         let address = own_address(own, &order)?;
         self.say(What::Here(address))?;
         let join = self.hear_start()?;
-        let wanted = Protector {
+        let wanted = Daemon {
             namespace: None,
             name: own.name.as_str(),
             role: own.role,
@@ -130,7 +126,7 @@ impl Agent {
         if self.stays { self.stay(cluster, child, watch, sender) } else { Ok(0) }
     }
 
-    /// Waits for the end of the protector. The result is its exit code.
+    /// Waits for the end of the daemon. The result is its exit code.
     fn stay(&self, cluster: Cluster, mut child: Child, watch: Option<Watch>, sender: SyncSender<Event>) -> Result<u8> {
         thread::spawn(move || sender.send(Event::Over(child.wait())));
         if let Some(watch) = watch {
@@ -145,7 +141,7 @@ impl Agent {
         }
     }
 
-    /// Waits until the protector is a member, and is to stay.
+    /// Waits until the daemon is a member, and is to stay.
     fn see_to(&self, cluster: &Cluster, child: &mut Child, sender: SyncSender<Event>) -> Result<()> {
         let stdout = child.stdout.take().context("the pipe that was asked for")?;
         thread::spawn(move || watch(stdout, sender));
@@ -153,7 +149,7 @@ impl Agent {
         let deadline = Instant::now() + READY;
         let line = loop {
             match self.event(deadline.saturating_duration_since(Instant::now()))? {
-                Some(Event::Protector(line)) => break line,
+                Some(Event::Daemon(line)) => break line,
                 // One launcher may speak to all its agents at once.
                 Some(Event::Line(_)) => {}
                 Some(Event::End | Event::Over(_)) => bail!("the launcher has gone"),
@@ -173,13 +169,52 @@ impl Agent {
         self.say(What::Kept)
     }
 
+    /// An order of another release may have another form: which one it is of is looked at first.
+    fn hear_order(&self) -> Result<Order> {
+        let order: serde_json::Value = self.hear("its order")?;
+        let not_understood = "an order that is not understood: are both sides of one release?";
+        let given = order["version"].as_str().context(not_understood)?;
+        ensure!(given == version(), "RADIC {} is installed there, and {given} gives the order: install one release", version(),);
+        serde_json::from_value(order).context(not_understood)
+    }
+
+    /// Sees that the key with which the order was given is in the cluster's folder.
+    fn have_key(&self, cluster: &Cluster, folder: &Folder, order: &Order) -> Result<()> {
+        let path = cluster.key();
+        let fits = |key: &KeyText| key.fits(&order.proof, &order.version);
+        if !path.exists() {
+            self.say(What::NeedsKey)?;
+            let key = self.hear_key(&path, order)?;
+            ensure!(fits(&key), "the launcher has given another key than that of its order");
+            put_key(cluster, folder, &key)?;
+        }
+        ensure!(
+            fits(&KeyText::read(&path)?),
+            "there is another key in {} already: move it away if no cluster and no suspended job needs it, or take another --dir",
+            path.display()
+        );
+        Ok(())
+    }
+
+    fn hear_key(&self, missing: &Path, order: &Order) -> Result<KeyText> {
+        loop {
+            match self.hear("the key")? {
+                Go::Key(key) => return Ok(key),
+                Go::KeyAtHome => return order.proof.key_at_home(missing),
+                // One launcher may speak to all its agents at once.
+                Go::Found(_) | Go::Join(..) => {}
+                Go::Keep => bail!("the launcher spoke out of turn"),
+            }
+        }
+    }
+
     fn hear_start(&self) -> Result<Option<SocketAddr>> {
         loop {
             match self.hear("how to start")? {
                 Go::Found(name) if name == self.name => return Ok(None),
                 Go::Join(names, address) if names.contains(&self.name) => return Ok(Some(address)),
                 // One launcher may speak to all its agents at once.
-                Go::Found(_) | Go::Join(..) => {}
+                Go::Found(_) | Go::Join(..) | Go::Key(_) | Go::KeyAtHome => {}
                 Go::Keep => bail!("the launcher spoke out of turn"),
             }
         }
@@ -194,7 +229,7 @@ impl Agent {
                         return Ok(message);
                     }
                 }
-                Some(Event::Protector(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
+                Some(Event::Daemon(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
                 Some(Event::End) => bail!("the launcher has gone before it said {what}"),
                 None => bail!("the launcher did not say {what} within {} s", PATIENCE.as_secs()),
             }
@@ -232,58 +267,44 @@ fn listen(input: impl Read + Send + 'static, sender: SyncSender<Event>) {
     });
 }
 
-/// Hands on the one line that a protector says. Nothing reads what it might say later.
+/// Hands on the one line that a daemon says. Nothing reads what it might say later.
 fn watch(stdout: ChildStdout, sender: SyncSender<Event>) {
     let mut line = String::new();
     // What cannot be read is as good as not said.
     let _ = BufReader::new(stdout.take(LINE as u64)).read_line(&mut line);
-    let _ = sender.send(Event::Protector(line));
+    let _ = sender.send(Event::Daemon(line));
 }
 
-/// The cluster's folder with its key in it, and nothing of an old node of this name.
-fn prepare(cluster: &Cluster, order: &Order, own: &Assignment) -> Result<()> {
+/// The cluster's folder, with nothing of an old node of this name in it.
+fn prepare(cluster: &Cluster, own: &Assignment) -> Result<Folder> {
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
-    put_key(cluster, &folder, order)?;
     let runs = cluster::processes(cluster).into_iter().find(|process| process.name == own.name.as_str());
     ensure!(
         runs.is_none(),
-        "a protector of {} runs there already, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
+        "a daemon runs there already as node {}, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
         own.name,
         dir = cluster.dir().display()
     );
-    let old = cluster.node_dir(own.name.as_str());
-    match fs::remove_dir_all(&old) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}, which an old node has left", old.display()))
-        }
-        _ => Ok(()),
-    }
+    cluster::remove_node(&folder, own.name.as_str()).context("an old node has left something")?;
+    Ok(folder)
 }
 
 /// Writes the key, whole or not at all: other agents may do the same in a folder that they share.
-fn put_key(cluster: &Cluster, folder: &Folder, order: &Order) -> Result<()> {
+fn put_key(cluster: &Cluster, folder: &Folder, key: &KeyText) -> Result<()> {
     let path = cluster.key();
-    if !path.exists() {
-        let new = format!("key.{}.{}", order.nodes.len(), std::process::id());
-        folder.replace(&new)?.write_all(order.key.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-        let linked = fs::hard_link(cluster.dir().join(&new), &path);
-        folder.remove(&new)?;
-        if let Err(error) = linked
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(error).with_context(|| format!("cannot write {}", path.display()));
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    // Hosts that share the folder may have processes of the same number.
+    let new = format!("key.{}.{}", host.to_string_lossy(), std::process::id());
+    folder.replace(&new)?.write_all(key.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    let linked = fs::hard_link(cluster.dir().join(&new), &path);
+    folder.remove(&new)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot write {}", path.display()))
         }
+        _ => Ok(()),
     }
-    let uid = nix::unistd::geteuid().as_raw();
-    ClusterKey::load(&path, uid)?;
-    let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    ensure!(
-        there == order.key,
-        "there is another key in {} already: move it away if no cluster and no suspended job needs it, or take another --dir",
-        path.display()
-    );
-    Ok(())
 }
 
 /// The address by which others reach this host: the one that the launcher knows, the one by which it has come here, or that of the host's own

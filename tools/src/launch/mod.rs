@@ -1,14 +1,15 @@
 //! `radic cluster start` on other machines: by ssh, or by a batch system.
 //!
-//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`], also in a job of a batch system: [`scheduler`]) or by one
-//! `srun` for all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
-//! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`], also in a job of a batch system: [`scheduler`])
+//! or by one `srun` for all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! but RADIC itself is needed there, and no host needs to know another's name before. The key goes only where it is not seen ([`key`]).
 //!
 //! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
 
 pub(crate) mod agent;
 pub(crate) mod complete;
 pub(crate) mod hosts;
+pub(crate) mod key;
 pub(crate) mod plan;
 pub(crate) mod protocol;
 pub(crate) mod record;
@@ -28,7 +29,6 @@ use clap::Args;
 use radic_protector::address::Network;
 use radic_protector::config::HTTP_PORT;
 use radic_wire::ids::NodeName;
-use radic_wire::key::ClusterKey;
 use radic_wire::membership::Role;
 
 use crate::client::Cluster;
@@ -36,6 +36,7 @@ use crate::cluster::{self, StartOptions, StartedNode};
 use crate::show::report;
 
 use self::hosts::Host;
+use self::key::{Delivery, KeyText};
 use self::plan::Planned;
 use self::protocol::{Order, Watch};
 use self::record::Record;
@@ -54,13 +55,16 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SYSTEM", conflicts_with_all = ["nodes", "hosts", "slurm"])]
     pub(crate) scheduler: Option<Scheduler>,
     /// What one of the nodes left does when the node of this command is lost and no job runs any more, with the exit code of the last program in
-    /// RADIC_EXIT_CODE; empty: nothing [default: the job of Slurm ends with that code; qdel or bkill of the job]
+    /// RADIC_EXIT_CODE, within 30 s, or it is killed and tried again; empty: nothing [default: the job of Slurm ends with that code; qdel or bkill of the job]
     #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "hosts"])]
     pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:
     /// never ask for a password, and ConnectTimeout [default: ssh; in Grid Engine `qrsh -inherit`, in LSF blaunch]
     #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "slurm"])]
     pub(crate) rsh: Option<String>,
+    /// Send the cluster's key to hosts that have none though what starts their nodes does not encrypt (srun, qrsh, blaunch, rsh): the network is trusted
+    #[arg(long, conflicts_with = "nodes")]
+    pub(crate) send_key: bool,
     /// Where RADIC is on the hosts [default: where this radic is]
     #[arg(long, value_name = "DIR")]
     pub(crate) prefix: Option<PathBuf>,
@@ -80,6 +84,11 @@ pub(crate) struct LaunchArgs {
 }
 
 impl LaunchArgs {
+    /// How hosts get the key that have none.
+    fn delivery(&self, is_encrypted: bool) -> Delivery {
+        if is_encrypted || self.send_key { Delivery::Session } else { Delivery::Home }
+    }
+
     /// The folder of a cluster that is started in a job of a batch system, if no other is named.
     pub(crate) fn default_dir(&self) -> Option<PathBuf> {
         match self.scheduler {
@@ -159,8 +168,9 @@ fn start_on(
 ) -> Result<Launched> {
     let prefix = prefix(args)?;
     cluster::prepared(cluster, || {
-        let order = Order { watch: way.watch.clone(), ..order(cluster, args, options, planned)? };
-        let launcher = ssh::Launcher::new(args, cluster, way, &prefix, &order)?;
+        let (order, key) = order(cluster, args, options, planned)?;
+        let order = Order { watch: way.watch.clone(), ..order };
+        let launcher = ssh::Launcher::new(args, cluster, way, &prefix, (&order, key))?;
         launcher.run(planned.to_vec(), |launched| {
             Record::new(way.shell.clone(), batch, prefix.clone(), planned, launched).write(cluster)
         })
@@ -264,16 +274,14 @@ fn assign_roles(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>
     Ok(hosts.into_iter().enumerate().map(planned).collect())
 }
 
-/// What every agent is told first.
-fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: &[Planned]) -> Result<Order> {
-    let path = cluster.key();
+/// What every agent is told first, and the key, which it is not told.
+fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: &[Planned]) -> Result<(Order, KeyText)> {
     // Whether it may be used is checked here, once, and not on every host.
-    ClusterKey::load(&path, nix::unistd::geteuid().as_raw())?;
-    let key = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Order {
+    let key = KeyText::read(&cluster.key())?;
+    let order = Order {
         version: version(),
         dir: cluster.dir().to_owned(),
-        key,
+        proof: key.prove(&version())?,
         port: args.port.unwrap_or(0),
         control: args.control_network,
         data: args.data_network,
@@ -282,7 +290,8 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
         http: options.http_on(HTTP_PORT)?,
         nodes: planned.iter().map(Planned::assignment).collect(),
         watch: None,
-    })
+    };
+    Ok((order, key))
 }
 
 /// The folder in which RADIC is on the hosts.
@@ -301,7 +310,7 @@ fn prefix(args: &LaunchArgs) -> Result<PathBuf> {
 
 /// What both sides of a launch must have in common.
 fn version() -> String {
-    format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), radic_wire::PROTOCOL_VERSION)
+    format!("{} (protocol {}, order {})", env!("CARGO_PKG_VERSION"), radic_wire::PROTOCOL_VERSION, protocol::FORM)
 }
 
 /// One line for each host as it is done.

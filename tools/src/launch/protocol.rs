@@ -10,6 +10,10 @@ use radic_wire::membership::Role;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::key::{KeyText, Proof};
+
+/// The form of what is said here. It rises with every change of it.
+pub(crate) const FORM: u32 = 2;
 /// Longest line, in bytes: an order for thousands of nodes.
 pub(crate) const LINE: usize = 1 << 20;
 /// The first word of every line.
@@ -20,10 +24,10 @@ const WORD: &str = "radic-agent ";
 pub(crate) struct Order {
     /// The release that gives it.
     pub(crate) version: String,
-    /// The cluster's directory, on every host.
+    /// The cluster's folder, on every host.
     pub(crate) dir: PathBuf,
-    /// The contents of the key file.
-    pub(crate) key: String,
+    /// Shows that the launcher has the key, which is not in an order: not everything that an order goes through is encrypted.
+    pub(crate) proof: Proof,
     /// The port to listen on; 0: any.
     pub(crate) port: u16,
     /// The network of the daemons.
@@ -63,6 +67,10 @@ pub(crate) struct Assignment {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Go {
+    /// The key, for an agent that has none.
+    Key(KeyText),
+    /// The key is not sent: it is in the home folder, if that is the same one there.
+    KeyAtHome,
     /// This node is to found the cluster.
     Found(NodeName),
     /// All others of these are to join it, through the node at this address.
@@ -82,6 +90,8 @@ pub(crate) struct Said {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
+    /// It has no key.
+    NeedsKey,
     /// It waits for its start. Others would reach it by this address.
     Here(IpAddr),
     /// It is a member.

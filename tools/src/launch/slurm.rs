@@ -1,7 +1,8 @@
 //! All nodes by one `srun`, inside an allocation of Slurm.
 //!
-//! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a protector ends with an error),
-//! `--wait=0` (one ends before the others); and that srun itself is killed ([`release`]). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
+//! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a daemon ends with an error),
+//! `--wait=0` (one ends before the others); and that srun itself is killed ([`release`]). Its agents stay, as parents of their daemons: so all that a
+//! daemon starts belongs to the step.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,9 +15,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdout};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::client::Cluster;
@@ -25,10 +28,11 @@ use crate::show::report;
 
 use super::complete;
 use super::hosts::Host;
+use super::key::Bearer;
 use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, What};
 use super::record::Record;
-use super::ssh::block_on;
+use super::ssh::{block_on, dictate};
 use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable, watch_for};
 
 /// How many ranks the user has asked for.
@@ -247,12 +251,14 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     let prefix = prefix(args)?;
     let watch = watch_for(here(&allocation), &complete::command(&prefix, &allocation.job), args)?;
     cluster::prepared(cluster, || {
-        let mut order = order(cluster, args, options, &planned)?;
+        let (mut order, key) = order(cluster, args, options, &planned)?;
         order.watch = watch;
         let line = protocol::line(&order)?;
+        // What srun passes on is not encrypted.
+        let bearer = Bearer::new(key, &order.proof, args.delivery(false));
         let srun = srun(cluster, &allocation, &prefix)?;
         block_on(async {
-            let mut step = Step::begin(srun, &line).await?;
+            let mut step = Step::begin(srun, line, bearer, planned.len())?;
             let result = step.go_on(cluster, Plan::new(planned.clone())).await;
             let recorded = result.and_then(|launched| {
                 let shell = remote_shell(&allocation.job);
@@ -305,12 +311,18 @@ fn remote_shell(job: &str) -> Vec<String> {
 /// The running step.
 struct Step {
     child: Child,
-    stdin: Option<ChildStdin>,
     stdout: Lines,
+    /// What writes to srun: one that waits for free nodes does not read, and whatever is awaited here must see the signals and the limits meanwhile.
+    dictating: JoinHandle<bool>,
+    go: mpsc::Sender<Go>,
+    bearer: Bearer,
+    /// Whether agents have been told where the key is. All have heard it then.
+    has_answered: bool,
 }
 
 impl Step {
-    async fn begin(mut command: tokio::process::Command, order: &str) -> Result<Step> {
+    /// `nodes` is how many there are.
+    fn begin(mut command: tokio::process::Command, order: String, bearer: Bearer, nodes: usize) -> Result<Step> {
         ensure!(
             order.len() < LINE,
             "too many nodes: what each of them is told would be {} bytes long, the limit is {LINE}",
@@ -319,16 +331,22 @@ impl Step {
         let mut child = command.spawn().context("cannot run setsid, of util-linux")?;
         let stdin = child.stdin.take().context("the pipe that was asked for")?;
         let stdout = Lines::new(child.stdout.take().context("the pipe that was asked for")?);
-        let mut step = Step { child, stdin: Some(stdin), stdout };
-        step.say(order).await;
-        Ok(step)
+        // Room for all that is ever said: the key, the start of each node, and that they stay.
+        let (go, words) = mpsc::channel(nodes + 2);
+        let dictating = tokio::spawn(dictate(stdin, order.into(), words));
+        Ok(Step { child, stdout, dictating, go, bearer, has_answered: false })
     }
 
     /// An srun that has ended takes nothing: that is noticed where its output is read.
-    async fn say(&mut self, line: &str) {
-        if let Some(stdin) = &mut self.stdin {
-            let _ = stdin.write_all(line.as_bytes()).await;
-            let _ = stdin.flush().await;
+    fn say(&self, go: Go) {
+        let _ = self.go.try_send(go);
+    }
+
+    /// An agent has no key. Its question may come after the answer, which all have heard.
+    fn answer(&mut self) {
+        if !std::mem::replace(&mut self.has_answered, true) {
+            let answer = self.bearer.answer();
+            self.say(answer);
         }
     }
 
@@ -342,6 +360,7 @@ impl Step {
             let deadline = if Instant::now() < begun { begun } else { over };
             tokio::select! {
                 said = self.stdout.hear() => match said? {
+                    Some(Said { what: What::NeedsKey, .. }) => self.answer(),
                     Some(said) => _ = places.get(&said.name).map(|at| plan.handle(*at, said.what)),
                     None => {
                         let why = complaint(cluster).unwrap_or_else(|| "srun has ended".to_owned());
@@ -358,7 +377,7 @@ impl Step {
             }
             for action in plan.actions() {
                 match action {
-                    Action::Tell(_, go) => self.say(&protocol::line(&go)?).await,
+                    Action::Tell(_, go) => self.say(go),
                     Action::Done(at, done) => _ = plan.hosts().nth(at).map(|host| tell(host, &done)),
                 }
             }
@@ -366,10 +385,10 @@ impl Step {
         Launched::of(plan.finished())
     }
 
-    /// Lets the nodes stay when this process and srun have ended. Each node has said that it does: srun passes the word to one after the other, and a node that loses
-    /// srun before it has the word ends.
+    /// Lets the nodes stay when this process and srun have ended. Each node has said that it does: srun passes the word to one after the other, and a
+    /// node that loses srun before it has the word ends.
     async fn keep(mut self, planned: &[Planned], mut launched: Launched) -> Result<Launched> {
-        self.say(&protocol::line(&Go::Keep)?).await;
+        self.say(Go::Keep);
         let mut waiting: Vec<&Planned> = planned.iter().filter(|host| launched.has(host)).collect();
         let deadline = Instant::now() + END;
         while !waiting.is_empty() {
@@ -393,7 +412,9 @@ impl Step {
 
     /// Ends the step: agents end their nodes when their launcher goes.
     async fn end(mut self) {
-        self.stdin = None;
+        // Whatever has not been written is not needed any more; agents see the end of their input.
+        self.dictating.abort();
+        let _ = (&mut self.dictating).await;
         if timeout(END, self.child.wait()).await.is_err() {
             // Slurm kills its tasks then.
             let _ = self.child.start_kill();
@@ -489,6 +510,33 @@ mod tests {
             assert!(!script_says_no_kill(other), "{other}");
         }
     }
+
+    fn bearer() -> Bearer {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        radic_wire::key::ClusterKey::generate().unwrap().create(&path).unwrap();
+        let key = super::super::key::KeyText::read(&path).unwrap();
+        let proof = key.prove("1").unwrap();
+        Bearer::new(key, &proof, super::super::key::Delivery::Home)
+    }
+
+    /// An srun that waits for free nodes reads nothing, and a pipe holds less than an order for many nodes. What is awaited then must hear of signals
+    /// and of limits.
+    #[test]
+    fn an_srun_that_does_not_read_holds_up_nothing() {
+        let mut command = tokio::process::Command::new("sleep");
+        command.arg("60").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let order = "x".repeat(LINE / 2);
+        block_on(async {
+            let mut step = timeout(Duration::from_secs(5), async { Step::begin(command, order, bearer(), 1) }).await??;
+            timeout(Duration::from_secs(5), async { step.say(Go::Keep) }).await?;
+            step.child.start_kill()?;
+            timeout(Duration::from_secs(5), step.end()).await?;
+            Ok(())
+        })
+        .expect("the order is written beside everything else");
+    }
+
     /// A node that srun has not reached with the word ends with srun: it is none of those that were started.
     #[test]
     fn a_node_that_has_not_said_that_it_stays_has_failed() {
@@ -502,7 +550,8 @@ mod tests {
         let mut command = tokio::process::Command::new("sh");
         command.args(["-c", &format!("read order; read keep; echo '{}'", kept.trim_end())]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let launched = block_on(async { Step::begin(command, "order\n").await?.keep(&planned, launched).await }).unwrap();
+        let step = || Step::begin(command, "order\n".to_owned(), bearer(), 2);
+        let launched = block_on(async { step()?.keep(&planned, launched).await }).unwrap();
         assert_eq!(launched.started.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["v1"]);
         assert_eq!(launched.failed.iter().map(|failed| &*failed.host).collect::<Vec<_>>(), ["v2"]);
     }

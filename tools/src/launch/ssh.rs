@@ -22,6 +22,7 @@ use radic_wire::ids::NodeName;
 use crate::client::Cluster;
 use crate::cluster::quoted;
 
+use super::key::{Bearer, KeyText};
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
 use super::{LaunchArgs, Launched, READY, Way, last_complaint, tell};
@@ -52,12 +53,17 @@ pub(crate) struct Shell {
 impl Shell {
     /// These words, `ssh` with options of RADIC behind them. A host has `limit` to answer.
     pub(crate) fn of(words: Vec<String>, limit: Duration) -> Result<Shell> {
-        let program = words.first().context("--rsh: a command is missing")?;
-        let is_ssh = Path::new(program).file_name().is_some_and(|name| name == "ssh");
+        ensure!(!words.is_empty(), "--rsh: a command is missing");
+        let is_ssh = is_ssh(&words);
         let connect = format!("ConnectTimeout={}", limit.as_secs().min(CONNECT));
         let options: &[&str] = if is_ssh { &["-x", "-T", "-o", "BatchMode=yes", "-o", &connect] } else { &[] };
         let more = options.iter().map(|option| (*option).to_owned()).collect();
         Ok(Shell { words, more })
+    }
+
+    /// Whether nobody on the way sees what is said.
+    fn is_encrypted(&self) -> bool {
+        is_ssh(&self.words)
     }
 
     /// The command, as a person would type it.
@@ -72,6 +78,10 @@ impl Shell {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
         command
     }
+}
+
+fn is_ssh(words: &[String]) -> bool {
+    words.first().and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == "ssh")
 }
 
 /// Does something that needs a runtime.
@@ -99,14 +109,23 @@ pub(crate) struct Launcher {
     complaints: Option<PathBuf>,
     prefix: String,
     order: Arc<str>,
+    bearer: Bearer,
     limit: Duration,
 }
 
 impl Launcher {
-    pub(crate) fn new(args: &LaunchArgs, cluster: &Cluster, way: &Way, prefix: &Path, order: &Order) -> Result<Launcher> {
+    pub(crate) fn new(
+        args: &LaunchArgs,
+        cluster: &Cluster,
+        way: &Way,
+        prefix: &Path,
+        (order, key): (&Order, KeyText),
+    ) -> Result<Launcher> {
         let limit = Duration::from_secs(args.host_timeout);
         let prefix =
             prefix.to_str().context("the folder of RADIC is no text (UTF-8), which a remote shell needs: say --prefix")?;
+        let shell = Shell::of(way.shell.clone(), limit)?;
+        let bearer = Bearer::new(key, &order.proof, args.delivery(shell.is_encrypted()));
         let order = protocol::line(order)?;
         ensure!(
             order.len() < LINE,
@@ -121,18 +140,19 @@ impl Launcher {
             None
         };
         Ok(Launcher {
-            shell: Shell::of(way.shell.clone(), limit)?,
+            shell,
             here: way.here.as_ref().map(local).transpose()?,
             complaints,
             prefix: prefix.to_owned(),
             order: order.into(),
+            bearer,
             limit,
         })
     }
 
     /// Starts them, and calls `record` with what has been started before it is told to stay. If it is interrupted, or `record` fails, nothing
     /// is left.
-    pub(crate) fn run(self, planned: Vec<Planned>, record: impl FnOnce(&Launched) -> Result<()>) -> Result<Launched> {
+    pub(crate) fn run(mut self, planned: Vec<Planned>, record: impl FnOnce(&Launched) -> Result<()>) -> Result<Launched> {
         block_on(async move {
             let (sender, events) = mpsc::channel(64);
             let mut sessions = Sessions { tasks: JoinSet::new(), go: Vec::new(), events };
@@ -168,7 +188,7 @@ impl Launcher {
     }
 
     async fn go_on(
-        &self,
+        &mut self,
         sessions: &mut Sessions,
         mut plan: Plan,
         record: impl FnOnce(&Launched) -> Result<()>,
@@ -182,6 +202,7 @@ impl Launcher {
             let deadline = if now < answered { answered } else { over };
             tokio::select! {
                 heard = sessions.events.recv() => match heard {
+                    Some((at, Heard::Said(What::NeedsKey))) => sessions.tell(at, self.bearer.answer()).await,
                     Some((at, Heard::Said(what))) => plan.handle(at, what),
                     Some((at, Heard::Lost(why))) => plan.fail(at, why),
                     None => bail!("the remote shells have all ended"),
@@ -377,7 +398,7 @@ impl Session {
 }
 
 /// Says the order and what follows, until nothing more is to be said. Whether that was that the node is to stay.
-async fn dictate(mut stdin: ChildStdin, order: Arc<str>, mut orders: mpsc::Receiver<Go>) -> bool {
+pub(crate) async fn dictate(mut stdin: ChildStdin, order: Arc<str>, mut orders: mpsc::Receiver<Go>) -> bool {
     // A shell that has ended takes nothing: what it said before is what counts, and is read elsewhere.
     let mut open = stdin.write_all(order.as_bytes()).await.is_ok();
     let mut kept = false;

@@ -2,16 +2,20 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use nix::poll::{PollFd, PollFlags};
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 use radic_wire::job::JobInfo;
 use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::client::{self, Cluster};
 use crate::cluster;
@@ -31,6 +35,9 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 /// Time that each node leaves to the one before it to run the command, and to itself between two attempts.
 const TURN: Duration = Duration::from_secs(10);
 
+/// Time for the command: more than `radic cluster complete-slurm` takes for the library of Slurm and for scancel after it.
+const COMMAND: Duration = Duration::from_secs(30);
+
 /// Flags of `radic cluster watch`.
 #[derive(Args)]
 pub(crate) struct WatchArgs {
@@ -40,7 +47,7 @@ pub(crate) struct WatchArgs {
     /// The node that is to be lost
     #[arg(long, value_name = "NAME")]
     lost: NodeName,
-    /// The cluster's directory
+    /// The cluster's folder
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// What is run then
@@ -86,7 +93,7 @@ fn tell(cluster: &Cluster, me: &NodeName, text: &str) {
     }
 }
 
-/// Runs the command when it is time, as long as the protector of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
+/// Runs the command when it is time, as long as the daemon of this node runs. `ends`: the cluster is ended, too, for the command ends no node.
 pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
     while let Some(events) = follow(cluster, me) {
         if wait_for_loss(cluster, me, watch, events) {
@@ -179,23 +186,64 @@ fn run(cluster: &Cluster, me: &NodeName, watch: &Watch, code: Option<u8>) -> boo
     let tell = |text: &str| tell(cluster, me, text);
     tell(&format!("radic: {} is lost and no job runs any more: {}", watch.node, watch.command));
     let mut command = Command::new("sh");
-    command.args(["-c", &watch.command]).stdin(Stdio::null()).stdout(Stdio::null());
+    // In a group of its own: what it has started is killed with it.
+    command.args(["-c", &watch.command]).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     command.stderr(log(cluster, me).map_or_else(|_| Stdio::inherit(), Stdio::from));
     match code {
         Some(code) => command.env(complete::CODE, code.to_string()),
         None => command.env_remove(complete::CODE),
     };
-    match command.status() {
-        Ok(status) if status.success() => return true,
-        Ok(status) => tell(&format!("radic: {}: {status}; tried again", watch.command)),
-        Err(error) => tell(&format!("radic: cannot run {}: {error}; tried again", watch.command)),
+    match bounded(command, COMMAND) {
+        Ok(Some(status)) if status.success() => return true,
+        Ok(Some(status)) => tell(&format!("radic: {}: {status}; tried again", watch.command)),
+        Ok(None) => {
+            let seconds = COMMAND.as_secs();
+            tell(&format!("radic: {}: no answer within {seconds} s, so it was killed; tried again", watch.command));
+        }
+        Err(error) => tell(&format!("radic: cannot run {}: {error:#}; tried again", watch.command)),
     }
     false
+}
+
+/// How a command ends that leads a group of its own. None: it has not ended within `limit`, and was killed with its group.
+fn bounded(mut command: Command, limit: Duration) -> Result<Option<ExitStatus>> {
+    let mut child = command.spawn()?;
+    let group = Pid::from_raw(i32::try_from(child.id())?).context("a process has a number")?;
+    let end = pidfd_open(group, PidfdFlags::empty())?;
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            // It has not been waited for, so the number is still its own.
+            kill_process_group(group, Signal::KILL)?;
+            child.wait()?;
+            return Ok(None);
+        }
+        client::poll_fds(&mut [PollFd::new(end.as_fd(), PollFlags::POLLIN)], Some(left))?;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What it has started goes with it: the pipe that both hold ends.
+    #[test]
+    fn a_command_that_hangs_is_killed_and_what_it_has_started() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & wait"]).stdout(writer).process_group(0);
+        let begun = Instant::now();
+        assert!(bounded(command, Duration::from_millis(200)).unwrap().is_none());
+        std::io::Read::read_to_end(&mut reader, &mut Vec::new()).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 3"]).process_group(0);
+        assert_eq!(bounded(command, Duration::from_secs(20)).unwrap().unwrap().code(), Some(3));
+    }
 
     #[test]
     fn the_code_is_that_of_the_last_job_and_of_those_beside_it() {

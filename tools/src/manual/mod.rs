@@ -3,13 +3,15 @@
 //! `radic man DIR` (hidden: packages call it) writes a page for each command that a user may call; `radic completions SHELL` prints what a
 //! shell is to be told. Both are the same for the same build, wherever and whenever they run.
 
-use std::fs;
-use std::io;
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::{Command, CommandFactory, ValueEnum};
 use clap_mangen::Man;
+use radic_protector::folder::Folder;
 use roff::{Roff, bold, roman};
 
 use crate::show::{print, report};
@@ -72,13 +74,22 @@ impl Program {
     }
 }
 
+/// All may read a page.
+const READABLE: u32 = 0o644;
+
 /// `radic man`: writes every page to a folder, which is made if need be.
 pub(crate) fn write(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("{} cannot be made", dir.display()))?;
     let pages = pages().context("a manual page cannot be made")?;
+    // It may be another user's, or of a group: each page is a new file, and no link that is in its place is followed.
+    let folder = Folder::open_foreign(dir)?;
     for Page { file, text } in &pages {
-        let path = dir.join(file);
-        fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        let written = || -> Result<()> {
+            let mut page = folder.replace(file)?;
+            page.write_all(text.as_bytes())?;
+            Ok(page.set_permissions(Permissions::from_mode(READABLE))?)
+        };
+        written().with_context(|| format!("{} cannot be written", dir.join(file).display()))?;
     }
     report(&format!("radic: {} manual pages are in {}", pages.len(), dir.display()));
     Ok(())

@@ -75,9 +75,9 @@ pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
     let mut all: Vec<Entry> = variables.collect();
     let mut add = |name: &str, text: &str| all.push(entry(name, text));
     match name {
-        "radicd" => add("HOME", "The cluster's directory is below it unless --dir or RADIC_CLUSTER is given."),
+        "radicd" => add("HOME", "The cluster's folder is below it unless --dir or RADIC_CLUSTER is given."),
         "radic-suspend" | "radic-resume" => {
-            add("RADIC_KEY", "The cluster's key file, if it is not the file key in the cluster's directory.")
+            add("RADIC_KEY", "The cluster's key file, if it is not the file key in the cluster's folder.")
         }
         "radic-run" => {
             add("PATH", "Where a program that is given without a slash is looked for.");
@@ -85,7 +85,7 @@ pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
             add("RADIC_NODE", "Set for each rank: the node that has launched it.");
             add(
                 "RADIC_KEY",
-                "With --suspend-to and --resume-from: the cluster's key file, if it is not the file key in the cluster's directory.",
+                "With --suspend-to and --resume-from: the cluster's key file, if it is not the file key in the cluster's folder.",
             );
             add("SLURM_JOB_ID, SBATCH_SIGNAL", "Without --suspend-on: where the signal of --suspend-to is looked for.");
         }
@@ -104,7 +104,7 @@ pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
 
 /// What a page says under FILES.
 pub(super) fn files(name: &str) -> Vec<Entry> {
-    let cluster = || entry("~/.radic/cluster", "The cluster's directory, unless another is named.");
+    let cluster = || entry("~/.radic/cluster", "The cluster's folder, unless another is named.");
     let key = || entry("DIR/key", "The cluster's key, mode 0600.");
     let node = || {
         entry(

@@ -1,3 +1,4 @@
+use std::os::unix::fs::symlink;
 use std::process::{Command as Process, Stdio};
 
 use super::*;
@@ -103,4 +104,21 @@ fn pages_are_written_to_a_folder_that_is_made() {
     fs::write(dir.path().join("file"), "").unwrap();
     let error = write(&dir.path().join("file")).unwrap_err();
     assert!(format!("{error:#}").contains("file"), "{error:#}");
+}
+
+/// In a folder that others may write to, as those of /usr/local are for a group.
+#[test]
+fn no_page_is_written_through_a_link() {
+    let place = tempfile::tempdir().unwrap();
+    let (dir, victim) = (place.path().join("man"), place.path().join("victim"));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::write(&victim, "precious").unwrap();
+    symlink(&victim, dir.join("radic.1")).unwrap();
+    for _ in 0..2 {
+        write(&dir).unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        let page = std::fs::symlink_metadata(dir.join("radic.1")).unwrap();
+        assert_eq!((page.is_file(), page.permissions().mode() & 0o777), (true, 0o644));
+    }
 }

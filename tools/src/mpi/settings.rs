@@ -87,7 +87,7 @@ const RULES: &[Rule] = &[
     Rule { libraries: &[OpenMpi], name: "FLUX_JOB_ID", value: placeholder::JOBNUM, or: &[],
         why: "Open MPI 4 loads the PMI library of the next line" },
     Rule { libraries: &[OpenMpi], name: "FLUX_PMI_LIBRARY_PATH", value: placeholder::RADIC_PMI, or: &[],
-        why: "PMI-1 to the protector" },
+        why: "PMI-1 to the daemon" },
     Rule { libraries: OPEN, name: "OMPI_MCA_pml", value: "ob1", or: &[],
         why: "messages over the TCP transport below, not over UCX or libfabric" },
     Rule { libraries: OPEN, name: "OMPI_MCA_btl", value: "tcp,self", or: &[],
@@ -109,7 +109,7 @@ const RULES: &[Rule] = &[
     Rule { libraries: &[OpenMpi], name: "OMPI_MCA_rtc", value: "^hwloc", or: &[],
         why: "no file with the machine's topology by process number" },
     Rule { libraries: &[OpenMpi5], name: PRELOAD, value: placeholder::RADIC_PMIX, or: &[],
-        why: "PMIx is answered by PMI-1 to the protector (your own libraries come after it)" },
+        why: "PMIx is answered by PMI-1 to the daemon (your own libraries come after it)" },
     Rule { libraries: &[OpenMpi5], name: "OMPI_MCA_shmem", value: "mmap", or: &[],
         why: "no descriptor of a deleted file in /dev/shm, which the posix component leaves open" },
 ];
@@ -117,8 +117,8 @@ const RULES: &[Rule] = &[
 /// Names that start so are a launcher's, with what would happen if the ranks got them.
 #[rustfmt::skip]
 const LAUNCHERS: &[(&str, &str)] = &[
-    ("PMI_", "another launcher's PMI: the library would talk to it instead of the protector"),
-    ("PMI2_", "another launcher's PMI-2: the library would talk to it instead of the protector"),
+    ("PMI_", "another launcher's PMI: the library would talk to it instead of the daemon"),
+    ("PMI2_", "another launcher's PMI-2: the library would talk to it instead of the daemon"),
     ("PMIX_", "another launcher's PMIX: the library would talk to it, or refuse to choose"),
     ("HYDI_", "from inside a job of MPICH's mpiexec"),
     ("HYDRA_", "from inside a job of MPICH's mpiexec"),

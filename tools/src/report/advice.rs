@@ -157,7 +157,7 @@ fn memory(report: &Report, events: &[Event]) -> Option<Advice> {
                 (needed * 2.0 / f64::from(1 << 20)).ceil()
             )
         }
-        () => format!("The logs have room enough: keep {} for each node's protector free.", bytes((needed * ranks) as u64)),
+        () => format!("The logs have room enough: keep {} free at the protector of each node.", bytes((needed * ranks) as u64)),
     };
     let figures = figures([
         ("log_bytes_per_s", rate),
@@ -172,8 +172,8 @@ fn replicas(report: &Report, mtbf_s: f64) -> Option<Advice> {
     let about = "replicas";
     if let Some(last) = report.restarts.last() {
         let why = format!(
-            "The job began anew {} times, the last time after {}: nothing was left that a rank could go on from. With two replicas a job survives the loss of a node and of its \
-             protector together; the loss before the first checkpoint begins it anew all the same.",
+            "The job restarted from the beginning {} times, the last time after {}: nothing was left that a rank could go on from. With two replicas a job survives the loss of a node and of its \
+             protector together; a loss before the first checkpoint restarts it from the beginning all the same.",
             report.restarts.len(),
             time(*last)
         );
@@ -189,8 +189,8 @@ fn replicas(report: &Report, mtbf_s: f64) -> Option<Advice> {
     // The one node that matters then is the one that holds the log.
     let risk = exposed / mtbf_s;
     let why = format!(
-        "After a death its ranks had no checkpoint at their new protector for up to {}. A second death, of the node that holds their logs, within that time would have made the \
-         job begin anew: by --mtbf {} in {} of all deaths. Two replicas cost the log and the images twice over the network.",
+        "After a death its ranks had no checkpoint at their new protector for up to {}. A second death, of the node that holds their logs, within that time would have restarted the \
+         job from the beginning: by --mtbf {} in {} of all deaths. Two replicas cost the log and the images twice over the network.",
         time(exposed),
         time(mtbf_s),
         percent(risk)

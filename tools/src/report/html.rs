@@ -101,7 +101,7 @@ fn deaths(out: &mut String, report: &Report) -> Result<()> {
         out.push_str("<p class=\"soft\">In seconds. Again: outcomes that were executed once more.</p>\n");
     }
     for at in &report.restarts {
-        _ = writeln!(out, "<p>The job began anew at {at:.3} s.</p>");
+        _ = writeln!(out, "<p>The job restarted from the beginning at {at:.3} s.</p>");
     }
     Ok(())
 }

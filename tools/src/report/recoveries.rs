@@ -122,7 +122,7 @@ pub(crate) enum End {
     UnderWay,
     /// It was lost once more before it lived.
     DiedAgain,
-    /// The job began anew meanwhile.
+    /// The job restarted from the beginning meanwhile.
     Restarted,
     /// The job ended meanwhile.
     JobOver,
@@ -169,7 +169,7 @@ impl Recovery {
         Some(live.to_ms?.saturating_sub(self.lost_ms))
     }
 
-    /// Milliseconds for which the job would have begun anew if what held the rank's log had been lost, too.
+    /// Milliseconds for which the job would have restarted from the beginning if what held the rank's log had been lost, too.
     pub(crate) fn exposed(&self) -> Option<u64> {
         let protect = self.steps.iter().find(|taken| taken.step == Step::Protect)?;
         Some(protect.to_ms?.saturating_sub(self.lost_ms))
@@ -181,7 +181,7 @@ impl Recovery {
 pub(crate) struct History {
     pub(crate) deaths: Vec<Death>,
     pub(crate) recoveries: Vec<Recovery>,
-    /// When the job began anew, in milliseconds since 1970.
+    /// When the job restarted from the beginning, in milliseconds since 1970.
     pub(crate) restarts: Vec<u64>,
     /// Ranks that were not lost and have a checkpoint at another protector than before, and since when.
     pub(crate) moved: Vec<(Rank, u64)>,

@@ -303,13 +303,13 @@ fn a_report_has_figures_reasons_and_what_is_not_known() {
 }
 
 #[test]
-fn a_job_that_began_anew_is_told_to_take_two_replicas() {
+fn a_job_that_restarted_is_told_to_take_two_replicas() {
     let mut events = one_death();
     events.push(event(12_000, "n1", EventName::Restart, None, "it begins anew"));
     let report = Report::of(&facts(events));
     assert_eq!(report.restarts, [12.0]);
     let advice = report.advice.iter().find(|advice| advice.about == "replicas").unwrap();
-    assert!(advice.say.contains("--replicas 2") && advice.why.contains("began anew 1 times"), "{advice:?}");
+    assert!(advice.say.contains("--replicas 2") && advice.why.contains("restarted from the beginning 1 times"), "{advice:?}");
 }
 
 #[test]

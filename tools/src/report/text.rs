@@ -93,7 +93,7 @@ pub(super) fn end(end: End) -> &'static str {
         End::Live => "lives",
         End::UnderWay => "under way",
         End::DiedAgain => "died again",
-        End::Restarted => "job began anew",
+        End::Restarted => "job restarted from the beginning",
         End::JobOver => "job was over",
     }
 }
@@ -162,7 +162,7 @@ fn deaths(report: &Report) -> String {
         text += "of a loss without a node or a crash nothing tells why it was: those events are gone\n";
     }
     for at in &report.restarts {
-        _ = writeln!(text, "the job began anew at {at:.3} s");
+        _ = writeln!(text, "the job restarted from the beginning at {at:.3} s");
     }
     text
 }

@@ -135,7 +135,10 @@ impl Folder {
         let all = |logs: &[HeldLog]| logs.iter().map(Needed::of).collect::<Result<Vec<_>>>();
         for _ in 0..ATTEMPTS {
             let before = agreed(&list)?;
-            ensure!(before.iter().all(|log| log.incarnation.epoch == epoch), "a rank has no log since the job began anew");
+            ensure!(
+                before.iter().all(|log| log.incarnation.epoch == epoch),
+                "a rank has no log since the job restarted from the beginning"
+            );
             progress.begin("writing the ranks", Unit::Bytes, Some(before.iter().map(bytes_of).sum()));
             let saved = self.write_logs(cluster, &before, key, progress);
             if all(&list()?)? == all(&before)? {

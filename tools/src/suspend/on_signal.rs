@@ -218,7 +218,7 @@ fn attempt(cluster: &Cluster, job: JobId, dir: &Path, voice: &Voice) {
     }
 }
 
-/// Waits until something has happened to the job since then, or for a pause: without a protector that tells, too.
+/// Waits until something has happened to the job since then, or for a pause: without a daemon that tells, too.
 fn await_change(cluster: &Cluster, job: JobId, since_ms: u64) {
     let deadline = Instant::now() + PAUSE;
     let is_change = |event: &Event| {

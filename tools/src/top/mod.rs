@@ -255,7 +255,7 @@ fn ask(cluster: &Cluster, interval: Duration, wanted: &Receiver<Wanted>, inputs:
     }
 }
 
-/// Follows events, at another protector if need be.
+/// Follows events, at another daemon if need be.
 fn follow(cluster: &Cluster, pause: Duration, inputs: &SyncSender<Input>) {
     let follow_one = || -> Result<(), ClientError> {
         let mut connection = cluster.connect(None)?;
@@ -270,7 +270,7 @@ fn follow(cluster: &Cluster, pause: Duration, inputs: &SyncSender<Input>) {
         Ok(())
     };
     loop {
-        // The state says what is wrong. No event tells when a protector answers again.
+        // The state says what is wrong. No event tells when a daemon answers again.
         let _ = follow_one();
         thread::sleep(pause);
     }

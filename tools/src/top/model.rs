@@ -119,7 +119,7 @@ impl Model {
         self.trouble = Some(why);
     }
 
-    /// A protector tells of events, from the oldest on that it knows.
+    /// A daemon tells of events, from the oldest on that it knows.
     pub(super) fn handle_first_events(&mut self) {
         self.events.clear();
     }

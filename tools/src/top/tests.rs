@@ -241,8 +241,8 @@ fn events_trouble_and_a_held_picture_are_shown() {
     press(&mut model, "p");
     model.handle_status(Duration::from_secs(3), ClusterStatus { view: 6, ..status(2, 9) });
     assert!(screen(&model).contains("view 5") && screen(&model).contains("HELD"));
-    model.handle_trouble("no protector answers".into());
-    assert!(screen(&model).contains("no protector answers"));
+    model.handle_trouble("no daemon answers".into());
+    assert!(screen(&model).contains("no daemon answers"));
     press(&mut model, "?");
     assert!(screen(&model).contains("OUTBOX      what receivers' protectors do not have yet"), "{}", screen(&model));
     press(&mut model, "xq");
