@@ -67,6 +67,42 @@ impl Watched {
     }
 }
 
+/// What has changed about a thread since the last look.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has had no answer for so long.
+    Hangs(Begun, Duration),
+    /// What it was told to hang at has an answer, or another one hangs since then.
+    GoesOn(Begun),
+}
+
+/// What was told of a thread. It is looked at again and again.
+#[derive(Debug, Default)]
+pub struct Looks(Option<Begun>);
+
+impl Looks {
+    /// Looks at it.
+    pub fn look(&mut self, watched: &Watched, now: Instant, patience: Duration) -> Option<Change> {
+        let hangs = watched.hangs(now, patience);
+        if let Some(told) = self.0.take_if(|told| hangs.as_ref() != Some(told)) {
+            return Some(Change::GoesOn(told));
+        }
+        if self.0.is_none()
+            && let Some(begun) = hangs
+        {
+            self.0 = Some(begun.clone());
+            let since = now.saturating_duration_since(begun.since);
+            return Some(Change::Hangs(begun, since));
+        }
+        None
+    }
+
+    /// What it hangs at, as was told.
+    pub fn told(&self) -> Option<&Begun> {
+        self.0.as_ref()
+    }
+}
+
 /// A thread that is watched, and waited for with a limit.
 #[derive(Debug)]
 pub struct Thread {
@@ -151,6 +187,23 @@ mod tests {
         assert_eq!(thread.watched().at(), None);
         drop(goes_on);
         assert!(thread.end(Instant::now() + LONG));
+    }
+
+    #[test]
+    fn a_thread_that_hangs_is_told_once_and_so_is_that_it_goes_on() {
+        let (watched, mut looks, patience) = (Watched::default(), Looks::default(), Duration::from_secs(20));
+        assert_eq!(looks.look(&watched, Instant::now(), patience), None);
+        let begun = watched.during("sync of", Path::new("/x"), || {
+            let begun = watched.at().unwrap();
+            let at = |seconds| begun.since + Duration::from_secs(seconds);
+            assert_eq!(looks.look(&watched, at(19), patience), None);
+            assert_eq!(looks.look(&watched, at(21), patience), Some(Change::Hangs(begun.clone(), Duration::from_secs(21))));
+            assert_eq!((looks.look(&watched, at(26), patience), looks.told()), (None, Some(&begun)));
+            begun
+        });
+        let now = Instant::now();
+        assert_eq!(looks.look(&watched, now, patience), Some(Change::GoesOn(begun)));
+        assert_eq!((looks.look(&watched, now, patience), looks.told()), (None, None));
     }
 
     #[test]

@@ -217,7 +217,9 @@ impl Daemon {
         let written = folder.replace(PID)?.write_all(format!("{}\n", std::process::id()).as_bytes());
         written.with_context(|| format!("cannot write {}", folder.path().join(PID).display()))?;
         let folder = Arc::new(folder);
-        let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
+        let store = Arc::new(store);
+        let gone = folders::watch(vec![folder.clone(), store.clone()], input_sender.clone())
+            .context("cannot watch the node's folder")?;
         let seeds = seeds(&config, address).await?;
         let (timing, heartbeat) = (config.timing.clone(), config.timing.heartbeat);
         let node_config = node_config(&config, seeds, me.clone(), environment, random[1], key.clone());
@@ -233,7 +235,7 @@ impl Daemon {
         spawn_local(local::accept(control, commands));
         spawn_local(local::accept(process, observers.clone()));
         spawn_local(local::accept(restored, observers));
-        let (restores, prepared) = Restores::new(key.clone(), config.store);
+        let (restores, prepared) = Restores::new(key.clone(), store);
         let leaving = Leaving { folder: folder.clone(), name: config.name.clone(), grace: config.grace };
         spawn_local(leaving.on_signal(input_sender.clone())?);
         let senders = (input_sender.clone(), urgent_sender);

@@ -176,7 +176,7 @@ struct Driver {
 impl Driver {
     fn new(store: &Path) -> Driver {
         let (sender, inputs) = mpsc::channel(64);
-        let (restores, prepared) = Restores::new(cluster(), store.into());
+        let (restores, prepared) = Restores::new(cluster(), std::sync::Arc::new(crate::folder::Folder::open(store).unwrap()));
         let name: NodeName = "n1".parse().unwrap();
         let (launcher, done) = Launcher::start(name.clone(), (1024, 4096), 0x77).unwrap();
         let processes = Processes::new(sender, name, restores, launcher);
