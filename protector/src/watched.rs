@@ -1,5 +1,5 @@
-//! What a helper thread is at. A disk or a file server may never answer, and a thread that waits for it cannot say so: it says before what it begins, and a thread that waits for no
-//! file looks how long ago that was.
+//! What a helper thread is at. A disk or a file server may never answer, and a thread that waits for it cannot say so: it says
+//! before what it begins, and a thread that waits for no file looks how long ago that was.
 //!
 //! | thread | begins | looked at by |
 //! |---|---|---|

@@ -23,8 +23,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time after which a look that has no answer is an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Watches folders for as long as the receiver lives, and tells the first one whose name does not lead to it any more. That one does not answer becomes an input. To be called
-/// within the daemon's set of tasks.
+/// Watches folders for as long as the receiver lives, and tells the first one whose name does not lead to it any more. That one
+/// does not answer becomes an input. To be called within the daemon's set of tasks.
 pub fn watch(folders: Vec<Arc<Folder>>, inputs: mpsc::Sender<Input>) -> io::Result<mpsc::Receiver<PathBuf>> {
     let (sender, gone) = mpsc::channel(1);
     let thread = Thread::start("folders", move |watched| {

@@ -40,10 +40,10 @@ pub fn adopt() -> nix::Result<()> {
     prctl::set_child_subreaper(true)
 }
 
-/// Kills the orphans for which `over` says so, and clears away dead children. `own` are the children that other code waits for, `busy` the threads that are starting children just now, which
-/// may have some that nobody else knows.
-/// It is to be called whenever a child has ended, because what the child leaves becomes a child of the daemon at that moment.
-/// Returns whether some orphan did not show its mark, so that another look after a [`PAUSE`] is worth while.
+/// Kills the orphans for which `over` says so, and clears away dead children. `own` are the children that other code waits for,
+/// `busy` the threads that are starting children just now, which may have some that nobody else knows. It is to be called
+/// whenever a child has ended, because what the child leaves becomes a child of the daemon at that moment. Returns whether some
+/// orphan did not show its mark, so that another look after a [`PAUSE`] is worth while.
 pub fn tend(own: &BTreeSet<i32>, busy: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
     let mut undecided = false;
     for pid in children(busy).into_iter().filter(|pid| !own.contains(pid)).map(Pid::from_raw) {

@@ -1,5 +1,5 @@
-//! What one start does. It touches paths of its user, which may lie on a file server that does not answer: so each runs on one of a few threads of their own ([`super::launcher`]), and
-//! says before what it is about to touch ([`Watched`]).
+//! What one start does. It touches paths of its user, which may lie on a file server that does not answer: so each runs on one
+//! of a few threads of their own ([`super::launcher`]), and says before what it is about to touch ([`Watched`]).
 
 use std::ffi::OsStr;
 use std::io::{self, Read};

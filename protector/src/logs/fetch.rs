@@ -1,6 +1,7 @@
 //! Fetching the images of a process that is brought back: drives a [`Fetch`], with a socket, files and the clock of its thread.
 //!
-//! This thread reads and writes no file. Those that do have a time in which they must go on ([`bounded`]): one that hangs at a disk is left, and the images come from elsewhere.
+//! This thread reads and writes no file. Those that do have a time in which they must go on (`Driver::bounded`): one that hangs at a
+//! disk is left, and the images come from elsewhere.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -100,7 +101,7 @@ impl<T: Send + 'static> Working<T> {
             }
             let now = Instant::now();
             let at = self.thread.watched().at();
-            if at.as_ref().map_or(begun, |at| at.since) + patience <= now {
+            if at.as_ref().map_or(begun, |at| at.since.max(begun)) + patience <= now {
                 let at = at.map_or_else(|| "its thread".to_owned(), |at| at.to_string());
                 return Err(Stopped::Hangs(format!("{at}: no answer within {} s", patience.as_secs_f64())));
             }
@@ -123,9 +124,10 @@ impl Stopped {
     }
 }
 
-/// Fetches the images of a process. `store` is the folder of this node's log service: its own images are there, and others go into files without names in it, or in memory. While
-/// the last one comes, the others being here, `assemble` begins with them, the newest first; if that image turns out not to be sound, or to come from elsewhere, it fails, and is begun once more.
-/// On success all are sound, and what is restored from them comes to the end, and runs, when what is returned is finished.
+/// Fetches the images of a process. `store` is the folder of this node's log service: its own images are there, and others go
+/// into files without names in it, or in memory. While the last one comes, the others being here, `assemble` begins with them,
+/// the newest first; if that image turns out not to be sound, or to come from elsewhere, it fails, and is begun once more. On
+/// success all are sound, and what is restored from them comes to the end, and runs, when what is returned is finished.
 pub fn fetch(
     wanted: &mut Fetch,
     begun: Instant,

@@ -11,7 +11,8 @@
 //! already, and new ones cost several times as much as the copy (most of all on a virtual machine, which gives freed memory back to its host). A file that is being read is not
 //! used again: a reader holds a shared lock on it ([`ImagePlace::open`]).
 //!
-//! All of it is reached from the descriptor of the store's folder, through no link, and nothing is written to what this service has not made ([`crate::folder`]).
+//! All of it is reached from the descriptor of the store's folder, through no link, and nothing is written to what this service
+//! has not made ([`crate::folder`]).
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -54,7 +54,8 @@
 //! - *Reading stops before memory is full*: a connection is not read while the store has no room for what it brings (images and payload at
 //!   twice the process's share, its journal later), while its replica is behind, or while it takes no answers. Payload over twice the
 //!   bound of the log waits for a commit; images never wait for that.
-//! - *A disk that does not answer is told* ([`What::Disk`], [`Config::patience`]): the service's thread looks at what the others are at. Its end waits for none of them for long.
+//! - *A disk that does not answer is told* ([`What::Disk`], [`Config::patience`]): the service's thread looks at what the
+//!   others are at. Its end waits for none of them for long.
 //! - *What is reported as written has no gap*: writes of a process are done in order, also when they are tried again; what was written
 //!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
 //! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written

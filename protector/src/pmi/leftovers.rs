@@ -39,8 +39,9 @@ pub enum Planted {
     Stays(#[from] io::Error),
 }
 
-/// Sees to it that a process of `rank` which is about to be started finds none of its files, and uses nothing that another user has put there. What is this user's is removed.
-/// The names can be guessed, so another user may still make such a file after this look.
+/// Sees to it that a process of `rank` which is about to be started finds none of its files, and uses nothing that another user
+/// has put there. What is this user's is removed. The names can be guessed, so another user may still make such a file after
+/// this look.
 pub fn prepare(kvsname: &str, rank: Rank) -> Result<(), Planted> {
     prepare_below(Path::new(SHARED_MEMORY), kvsname, rank)
 }
