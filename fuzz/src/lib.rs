@@ -35,6 +35,9 @@ mod crc;
 #[path = "../../protector/src/fetching/mod.rs"]
 mod fetching;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
+#[path = "../../protector/src/folder.rs"]
+mod folder;
+#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/link.rs"]
 mod link;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
@@ -55,6 +58,9 @@ mod pmi;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/store/mod.rs"]
 mod store;
+#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
+#[path = "../../protector/src/watched.rs"]
+mod watched;
 
 #[allow(dead_code, reason = "not all of it is asked for")]
 #[path = "../../tools/src/doctor/elf.rs"]

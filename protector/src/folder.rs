@@ -89,6 +89,12 @@ impl FolderError {
     }
 }
 
+impl From<FolderError> for io::Error {
+    fn from(error: FolderError) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
+}
+
 /// What to do about what the system has said, where that follows from it.
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -143,6 +149,11 @@ impl Folder {
     /// The folder of this name in this one, made if need be.
     pub fn subfolder(&self, name: &str) -> Result<Folder, FolderError> {
         Ok(Folder::make_at(self.fd.as_fd(), Path::new(self.plain(name)?), self.path.join(name))?.0)
+    }
+
+    /// The folder of this name in this one, which must be there.
+    pub fn subfolder_there(&self, name: &str) -> Result<Folder, FolderError> {
+        Folder::open_at(self.fd.as_fd(), Path::new(self.plain(name)?), self.path.join(name))?.private()
     }
 
     fn make_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf) -> Result<(Folder, bool), FolderError> {
@@ -237,6 +248,41 @@ impl Folder {
         Ok(file)
     }
 
+    /// Opens a regular file of this folder to write to it at any place.
+    pub fn update(&self, name: &str) -> Result<File, FolderError> {
+        self.regular(name, rustix::fs::openat(&self.fd, self.plain(name)?, SAFELY | OFlags::RDWR, Mode::empty()))
+    }
+
+    /// A file without a name, which is gone as soon as it is closed. A file system that cannot make such gets a file that loses its
+    /// name at once.
+    pub fn nameless(&self) -> Result<File, FolderError> {
+        match rustix::fs::openat(&self.fd, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, FILE) {
+            Ok(fd) => Ok(fd.into()),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+                let failed =
+                    |error: getrandom::Error| failed("name a file in", self.path.clone(), io::Error::other(error.to_string()));
+                let name = format!("nameless.{:016x}", getrandom::u64().map_err(failed)?);
+                let file = self.create_new(&name)?;
+                self.remove(&name).map(|()| file)
+            }
+            Err(error) => Err(failed("create a file in", self.path.clone(), error)),
+        }
+    }
+
+    /// Whether this open file has this name here.
+    pub fn is_named(&self, name: &str, file: &File) -> bool {
+        let named = self.plain(name).ok().and_then(|name| rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok());
+        let is_it =
+            |named: Stat| rustix::fs::fstat(file).is_ok_and(|file| (file.st_dev, file.st_ino) == (named.st_dev, named.st_ino));
+        named.is_some_and(is_it)
+    }
+
+    /// Whether the folder belongs to this user and nobody else may enter it.
+    pub fn is_only_ours(&self) -> bool {
+        let only_ours = |stat: Stat| stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
+        self.stat().is_ok_and(only_ours)
+    }
+
     /// Opens a regular file for reading; anything else is refused at once.
     pub fn read(&self, name: &str) -> Result<File, FolderError> {
         self.regular(name, rustix::fs::openat(&self.fd, self.plain(name)?, SAFELY | OFlags::RDONLY, Mode::empty()))
@@ -274,6 +320,24 @@ impl Folder {
         match rustix::fs::unlinkat(&self.fd, self.plain(name)?, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(failed("remove", self.path.join(name), error)),
+        }
+    }
+
+    /// Removes a file, or a folder with all that is in it. No link is followed, and that there is nothing is no error.
+    pub fn remove_all(&self, name: &str) -> Result<(), FolderError> {
+        match rustix::fs::unlinkat(&self.fd, self.plain(name)?, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            // What is said of a folder differs between file systems.
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(error) => return Err(failed("remove", self.path.join(name), error)),
+        }
+        let folder = Folder::open_at(self.fd.as_fd(), Path::new(name), self.path.join(name))?;
+        for name in folder.names()? {
+            folder.remove_all(&name)?;
+        }
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(failed("remove the folder", self.path.join(name), error)),
         }
     }
 

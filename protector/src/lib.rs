@@ -9,7 +9,8 @@
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file;
-//! - [`folder`]: folders that no other user can write to, and the files in them, also for `radic`.
+//! - [`folder`]: folders that no other user can write to, and the files in them, also for `radic`;
+//! - `watched`: what helper threads are at, for those that look whether one hangs.
 //!
 //! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation
 //! drives it by hand.
@@ -31,3 +32,4 @@ pub mod peers;
 pub mod pmi;
 mod random;
 pub mod store;
+mod watched;

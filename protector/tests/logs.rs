@@ -14,6 +14,7 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,9 @@ use proptest::prelude::*;
 use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
 use radic_protector::fetching::{Fetch, FetchError, Source, WRONG_CODE};
+use radic_protector::folder::Folder;
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, Config, Event, Layer, Logs, Reply, StoreOrder, What, open_verified};
+use radic_protector::logs::{self, Assembling, Config, Event, Layer, Logs, Reply, StoreOrder, What, open_verified};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -669,6 +671,10 @@ fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 
+fn folder(dir: &Path) -> Arc<Folder> {
+    Arc::new(Folder::open(dir).unwrap())
+}
+
 /// One image (number, length), from there, or why it cannot be had.
 fn obtain(
     source: Source,
@@ -687,10 +693,10 @@ fn obtain(
             let mut bytes = Vec::new();
             layer.read_to_end(&mut bytes).is_ok().then(|| came.send(bytes))
         });
-        Ok(std::thread::spawn(|| Ok(())))
+        Assembling::begin(|_| Ok(()))
     };
-    let arrival =
-        logs::fetch(&mut wanted, Instant::now(), key, dir, given_up, &assemble).map_err(|error| error.cause().clone())?;
+    let arrival = logs::fetch(&mut wanted, Instant::now(), key, &folder(dir), given_up, &assemble)
+        .map_err(|error| error.cause().clone())?;
     arrival.finish();
     Ok(arrived.recv().unwrap())
 }
@@ -718,7 +724,7 @@ fn only_the_incarnation_that_is_to_begin_fetches_what_is_there() {
         assert!(matches!(fetch(&nodes_key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
     }
     // Only the last one needs no room.
-    let nowhere = std::path::Path::new("/proc");
+    let nowhere = &folder(Path::new("/proc"));
     let mut wanted = Fetch::new(Duration::ZERO, speaker, Source::At(service.logs.address()), None, images[..2].to_vec());
     let unexpected = |_| unreachable!("the first one has no room");
     let error = logs::fetch(&mut wanted, Instant::now(), &nodes_key(), nowhere, &WANTED, &unexpected).unwrap_err().to_string();

@@ -1,15 +1,16 @@
 //! What is left of a process that was brought back and has died before it was live: the engine's report of its last moment, in a
 //! file of its own, and the event that names it.
 
-use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use radic_ckpt::death::{MOST_READ, Report, signal_name};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::job::ExitStatus;
+
+use crate::folder::Folder;
 
 /// The folder of reports, in the store.
 const FOLDER: &str = "deaths";
@@ -31,48 +32,41 @@ pub struct Return {
 }
 
 /// A path for the report of this incarnation's death: in a folder for this user only, where nothing has this name.
-pub fn make_room(store: &Path, process: ProcessId, restart: Incarnation) -> Result<PathBuf, String> {
-    let folder = store.join(FOLDER);
-    let failed = |error: io::Error| format!("{}: {error}", folder.display());
-    match DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
+pub fn make_room(store: &Folder, process: ProcessId, restart: Incarnation) -> Result<PathBuf, String> {
+    let folder =
+        store.subfolder(FOLDER).map_err(|error| format!("{error}: reports need a folder for this user only (mode 0700)"))?;
+    if !folder.is_only_ours() {
+        return Err(format!("{} is not a folder for the protector's user only (mode 0700): remove it", folder.path().display()));
     }
-    let data = fs::symlink_metadata(&folder).map_err(failed)?;
-    if !data.is_dir() || !is_ours(&data) || data.mode() & 0o077 != 0 {
-        return Err(format!("{} is not a folder for the protector's user only (mode 0700): remove it", folder.display()));
-    }
-    remove_oldest(&folder).map_err(failed)?;
-    let path = folder.join(format!("{}-{}-{}.{ENDING}", process.job, process.rank, restart));
-    remove(&path).map_err(failed)?;
-    Ok(path)
-}
-
-fn is_ours(data: &Metadata) -> bool {
-    data.uid() == nix::unistd::geteuid().as_raw()
+    remove_oldest(&folder).map_err(|error| format!("{}: {error}", folder.path().display()))?;
+    let name = format!("{}-{}-{}.{ENDING}", process.job, process.rank, restart);
+    folder.remove(&name).map_err(|error| error.to_string())?;
+    Ok(folder.path().join(name))
 }
 
 /// There is room for one more.
-fn remove_oldest(folder: &Path) -> io::Result<()> {
-    let mut reports: Vec<(SystemTime, PathBuf)> = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ending| ending == ENDING) {
-            let changed = fs::symlink_metadata(&path).and_then(|data| data.modified());
-            reports.push((changed.unwrap_or(SystemTime::UNIX_EPOCH), path));
-        }
-    }
+fn remove_oldest(folder: &Folder) -> io::Result<()> {
+    let is_report = |name: &String| Path::new(name).extension().is_some_and(|ending| ending == ENDING);
+    let changed = |name: &str| folder.read(name).ok().and_then(|file| file.metadata().ok()?.modified().ok());
+    let names = folder.names()?.into_iter().filter(is_report);
+    let mut reports: Vec<(SystemTime, String)> =
+        names.map(|name| (changed(&name).unwrap_or(SystemTime::UNIX_EPOCH), name)).collect();
     reports.sort();
     let old = (reports.len() + 1).saturating_sub(MOST);
-    reports.iter().take(old).try_for_each(|(_, path)| remove(path))
+    Ok(reports.iter().take(old).try_for_each(|(_, name)| folder.remove(name))?)
 }
 
-/// Removes a file or a link. That there is none is no error.
+/// The folder of a report, and its name there.
+fn place(path: &Path) -> io::Result<(Folder, &str)> {
+    let parts = path.parent().zip(path.file_name().and_then(|name| name.to_str()));
+    let (folder, name) = parts.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok((Folder::open(folder)?, name))
+}
+
+/// Removes a report. That there is none is no error.
 fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    let (folder, name) = place(path)?;
+    Ok(folder.remove(name)?)
 }
 
 impl Return {
@@ -128,10 +122,10 @@ impl Return {
 
 /// The beginning of a report, if it is a file of this user: the process that has written it may have put anything there.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    let data = file.metadata()?;
-    if !data.is_file() || !is_ours(&data) {
-        return Err(io::Error::other("it is no regular file of the protector's user"));
+    let (folder, name) = place(path)?;
+    let file = folder.read(name)?;
+    if file.metadata()?.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::other("it is no file of the protector's user"));
     }
     let mut bytes = Vec::new();
     file.take(MOST_READ as u64).read_to_end(&mut bytes)?;
@@ -140,6 +134,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use radic_wire::ids::{JobId, Rank};
@@ -158,7 +153,7 @@ mod tests {
     #[test]
     fn the_event_tells_the_report_or_that_there_is_none() {
         let store = tempfile::tempdir().unwrap();
-        let path = make_room(store.path(), id(), Incarnation::restarted(3)).unwrap();
+        let path = make_room(&Folder::open(store.path()).unwrap(), id(), Incarnation::restarted(3)).unwrap();
         assert!(path.ends_with("deaths/000000000abc-2-3.txt"), "{}", path.display());
         assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o7777, 0o700);
         let begin = "rank 2, incarnation 3: died of SIGSEGV 1.250 s after it was brought back, before it lived: ";
@@ -202,7 +197,7 @@ mod tests {
     fn reports_go_into_a_folder_of_this_user_only() {
         let store = tempfile::tempdir().unwrap();
         let (folder, elsewhere) = (store.path().join(FOLDER), store.path().join("elsewhere"));
-        let room = || make_room(store.path(), id(), Incarnation::restarted(1));
+        let room = || make_room(&Folder::open(store.path()).unwrap(), id(), Incarnation::restarted(1));
         fs::create_dir(&elsewhere).unwrap();
         symlink(&elsewhere, &folder).unwrap();
         assert!(room().unwrap_err().contains("mode 0700"));
@@ -227,7 +222,7 @@ mod tests {
     fn the_oldest_reports_go() {
         let store = tempfile::tempdir().unwrap();
         for restart in 0..2 * MOST as u32 {
-            let path = make_room(store.path(), id(), Incarnation::restarted(restart)).unwrap();
+            let path = make_room(&Folder::open(store.path()).unwrap(), id(), Incarnation::restarted(restart)).unwrap();
             let file = File::create(path).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(restart.into())).unwrap();
         }

@@ -14,6 +14,7 @@ mod early;
 pub mod faults;
 mod folders;
 mod grace;
+mod group;
 pub mod keeper;
 mod launcher;
 mod local;
@@ -25,6 +26,7 @@ mod refusals;
 mod restores;
 mod rounds;
 mod sockets;
+mod starts;
 mod stores;
 mod sys;
 mod wire;
@@ -48,6 +50,7 @@ use radic_wire::membership::Member;
 use radic_wire::peer::{PeerMessage, ToHome, ToHost};
 use radic_wire::process::{ToNode, restored_socket};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
@@ -81,6 +84,8 @@ const PID: &str = "pid";
 /// Time for the names of `--join` that this node needs to be known, and between two questions.
 const NAMES: Duration = Duration::from_secs(20);
 const NAMES_AGAIN: Duration = Duration::from_millis(500);
+/// Time that files have at the daemon's end that are read or removed just then.
+const END: Duration = Duration::from_secs(5);
 /// Time to hand over the last messages before the daemon ends.
 const LAST_WORDS: Duration = Duration::from_millis(1000);
 
@@ -95,10 +100,22 @@ pub fn run(config: Config) -> Result<()> {
     let key = ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let local = LocalSet::new();
-    runtime.block_on(local.run_until(async {
+    let result = runtime.block_on(local.run_until(async {
         let mut daemon = Daemon::start(config, key).await?;
         daemon.run().await
-    }))
+    }));
+    drop(local);
+    end_runtime(runtime);
+    result
+}
+
+/// Ends the runtime. What its threads wait for are reports of deaths, in the store: a disk that does not answer does not keep the daemon.
+fn end_runtime(runtime: Runtime) {
+    let begun = Instant::now();
+    runtime.shutdown_timeout(END);
+    if begun.elapsed() >= END {
+        tracing::warn!("a report of a rank's death: no answer of the store's disk at this protector's end: it is not waited for");
+    }
 }
 
 struct Daemon {
@@ -200,7 +217,9 @@ impl Daemon {
         let written = folder.replace(PID)?.write_all(format!("{}\n", std::process::id()).as_bytes());
         written.with_context(|| format!("cannot write {}", folder.path().join(PID).display()))?;
         let folder = Arc::new(folder);
-        let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
+        let store = Arc::new(store);
+        let gone = folders::watch(vec![folder.clone(), store.clone()], input_sender.clone())
+            .context("cannot watch the node's folder")?;
         let seeds = seeds(&config, address).await?;
         let (timing, heartbeat) = (config.timing.clone(), config.timing.heartbeat);
         let node_config = node_config(&config, seeds, me.clone(), environment, random[1], key.clone());
@@ -216,7 +235,7 @@ impl Daemon {
         spawn_local(local::accept(control, commands));
         spawn_local(local::accept(process, observers.clone()));
         spawn_local(local::accept(restored, observers));
-        let (restores, prepared) = Restores::new(key.clone(), config.store);
+        let (restores, prepared) = Restores::new(key.clone(), store);
         let leaving = Leaving { folder: folder.clone(), name: config.name.clone(), grace: config.grace };
         spawn_local(leaving.on_signal(input_sender.clone())?);
         let senders = (input_sender.clone(), urgent_sender);
@@ -671,6 +690,26 @@ fn random() -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A thread that waits for a disk for ever.
+    #[test]
+    fn the_end_waits_for_no_disk_that_does_not_answer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (goes_on, waits) = std::sync::mpsc::channel::<()>();
+        let (begins, begun) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || {
+            begins.send(()).unwrap();
+            _ = waits.recv();
+        });
+        begun.recv().unwrap();
+        let (ends, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            end_runtime(runtime);
+            _ = ends.send(());
+        });
+        assert!(ended.recv_timeout(END * 4).is_ok(), "it waits for the disk");
+        drop(goes_on);
+    }
 
     #[test]
     fn networks_are_cut_at_their_length() {

@@ -40,12 +40,13 @@ pub fn adopt() -> nix::Result<()> {
     prctl::set_child_subreaper(true)
 }
 
-/// Kills the orphans for which `over` says so, and clears away dead children. `own` are the children that other code waits for.
-/// It is to be called whenever a child has ended, because what the child leaves becomes a child of the daemon at that moment.
-/// Returns whether some orphan did not show its mark, so that another look after a [`PAUSE`] is worth while.
-pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
+/// Kills the orphans for which `over` says so, and clears away dead children. `own` are the children that other code waits for,
+/// `busy` the threads that are starting children just now, which may have some that nobody else knows. It is to be called
+/// whenever a child has ended, because what the child leaves becomes a child of the daemon at that moment. Returns whether some
+/// orphan did not show its mark, so that another look after a [`PAUSE`] is worth while.
+pub fn tend(own: &BTreeSet<i32>, busy: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
     let mut undecided = false;
-    for pid in children().into_iter().filter(|pid| !own.contains(pid)).map(Pid::from_raw) {
+    for pid in children(busy).into_iter().filter(|pid| !own.contains(pid)).map(Pid::from_raw) {
         // A child stays one until it is waited for, so its number cannot be given to another process meanwhile.
         if waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive) {
             continue;
@@ -114,11 +115,17 @@ fn parent(pid: i32) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The children of all threads of this process.
-fn children() -> Vec<i32> {
+/// The children of all threads of this process but for these.
+fn children(but: &BTreeSet<i32>) -> Vec<i32> {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    threads.filter(|thread| !but.contains(thread)).flat_map(children_of).collect()
+}
+
+/// The children of one thread of this process.
+pub fn children_of(thread: i32) -> Vec<i32> {
+    let list = fs::read_to_string(format!("/proc/self/task/{thread}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// What a look at a process shows.
@@ -190,9 +197,11 @@ mod tests {
     #[test]
     fn children_are_listed() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        assert!(children().contains(&(child.id() as i32)));
+        let (none, this) = (BTreeSet::new(), nix::unistd::gettid().as_raw());
+        assert!(children(&none).contains(&(child.id() as i32)));
+        assert!(!children(&[this].into()).contains(&(child.id() as i32)), "that of a thread that is busy");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!children().contains(&(child.id() as i32)));
+        assert!(!children(&none).contains(&(child.id() as i32)));
     }
 }

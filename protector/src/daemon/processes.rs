@@ -1,5 +1,6 @@
 //! The processes of ranks: start, output, standard input, PMI connection, end.
 
+use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -12,7 +13,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use radic_ckpt::control::Restorable;
 use radic_wire::event::EventName;
@@ -30,6 +31,7 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 
 use super::deaths::Return;
 use super::early::{Earlies, Early};
+use super::group::{self, Group};
 use super::launcher::{Done, Launcher, Order, Started};
 use super::local::Handover;
 use super::orphans;
@@ -52,12 +54,12 @@ const LOOKS: u32 = 25;
 pub const NOT_PERMITTED: &str = "is not permitted (EPERM)";
 /// A running or ended process of a rank.
 struct Process {
-    /// Its process id, which is also its group and session.
-    pid: i32,
+    /// Its process, and its group, which is also its session.
+    group: Rc<Group>,
     /// Our child, which ends when the rank does: itself, or the keeper that the engine has put between us.
     child: i32,
-    /// Whether signals may still be sent: not after its group was ended.
-    alive: bool,
+    /// Whether signals may still be sent: not after its group was ended, which is before it is waited for.
+    alive: Rc<Cell<bool>>,
     stdin: Option<mpsc::Sender<(u64, ByteBuf)>>,
     /// Where its PMI answers go. A process that was brought back has no connection before it says so.
     pmi: Option<mpsc::Sender<Vec<u8>>>,
@@ -115,6 +117,14 @@ impl Reader {
 }
 
 impl Process {
+    fn pid(&self) -> i32 {
+        self.group.pid()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.get()
+    }
+
     /// Nothing more of this incarnation is needed, because another one begins.
     fn abandon(mut self) {
         self.waiter.abort();
@@ -223,13 +233,11 @@ impl Processes {
         None
     }
 
-    /// The process has ended: its group gets its last signal, its files are removed, and if it was the last of its job here,
+    /// The process has ended, and its group got its last signal: its files are removed, and if it was the last of its job here,
     /// what has left the group ends, too.
     pub fn handle_exited(&mut self, id: ProcessId, status: ExitStatus) {
-        _ = self.signal(id, libc::SIGKILL);
         let said = self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
-        process.alive = false;
         // A program may come to its end while it is catching up: that is no death.
         let has_died = matches!(status, ExitStatus::Signal(_) | ExitStatus::Code(exit_code::RADIC));
         if let Some(back) = process.back.take().filter(|_| has_died) {
@@ -242,7 +250,7 @@ impl Processes {
         }
         process.stdin = None;
         remove_leftovers(&process.kvsname, id.rank);
-        self.launcher.order(Order::Forget { child: process.child, group: process.pid });
+        self.launcher.order(Order::Forget { child: process.child, group: process.pid() });
         self.tend_orphans();
     }
 
@@ -271,7 +279,7 @@ impl Processes {
             return;
         }
         self.looking = Looking::Yes;
-        let alive = self.processes.iter().filter(|(_, process)| process.alive).map(|(id, _)| id);
+        let alive = self.processes.iter().filter(|(_, process)| process.is_alive()).map(|(id, _)| id);
         let running = alive.chain(self.starting.keys()).chain(self.earlies.ids()).map(|id| id.job).collect();
         self.launcher.order(Order::Look { running, guests: self.guests.clone() });
     }
@@ -295,7 +303,7 @@ impl Processes {
 
     /// Causes a fault of this node.
     pub fn cause(&mut self, fault: Fault) {
-        let groups = self.processes.values().filter(|p| p.alive).map(|p| p.pid).collect();
+        let groups = self.processes.values().filter(|p| p.is_alive()).map(Process::pid).collect();
         self.launcher.order(Order::Cause(fault, groups));
     }
 
@@ -307,19 +315,19 @@ impl Processes {
             starting.missed.push(signal);
             return None;
         }
-        let process = self.processes.get(&id).filter(|p| p.alive)?;
+        let process = self.processes.get(&id).filter(|p| p.is_alive())?;
         let Ok(signal) = Signal::try_from(signal) else {
             tracing::warn!(signal, "not a signal");
             return None;
         };
-        match killpg(Pid::from_raw(process.pid), signal) {
+        match process.group.signal(signal) {
             // ESRCH: it has ended by itself.
             Ok(()) | Err(Errno::ESRCH) => tracing::debug!(job = %id.job, rank = %id.rank, %signal, "sent"),
             Err(error) => tracing::warn!(job = %id.job, rank = %id.rank, %signal, %error, "not sent"),
         }
         // A group takes a signal if any process of it may be signalled: it is the rank itself that is to be.
-        (kill(Pid::from_raw(process.pid), None) == Err(Errno::EPERM))
-            .then(|| not_permitted(id.rank, &self.node, process.pid, signal))
+        (kill(Pid::from_raw(process.pid()), None) == Err(Errno::EPERM))
+            .then(|| not_permitted(id.rank, &self.node, process.pid(), signal))
     }
 
     /// The images of a process are here, or on their way, or not to be had: the answers to its order so far.
@@ -382,7 +390,7 @@ impl Processes {
     }
 
     fn start(&mut self, id: ProcessId, order: SpawnOrder) {
-        let number = self.launcher.order(Order::Start(id, order));
+        let number = self.launcher.order(Order::Start(id, Box::new(order)));
         self.starting.insert(id, Starting { number, missed: Vec::new(), stdin: None, back: None, arrival: None });
     }
 
@@ -392,18 +400,19 @@ impl Processes {
         // An incarnation that was not heard to end: nothing of it is to be mistaken for something of the next one.
         _ = self.signal(id, libc::SIGKILL);
         if let Some(process) = self.processes.remove(&id) {
-            self.launcher.order(Order::Forget { child: process.child, group: process.pid });
+            self.launcher.order(Order::Forget { child: process.child, group: process.pid() });
             process.abandon();
         }
         self.guests.insert(id.job);
         let back = Return::new(id, order.incarnation, report.clone());
-        (self.launcher.order(Order::Restore(order, image, report.ok())), back)
+        (self.launcher.order(Order::Restore(Box::new(order), image, report.ok())), back)
     }
 
     /// The thread that starts processes has done something. The answer to an order to start one comes with it.
     pub fn handle_done(&mut self, done: Done) -> Vec<Input> {
         match done {
             Done::Started(id, number, result) => self.handle_started(id, number, result),
+            Done::Late(id, started) => self.end_unwanted(id, Ok(started)),
             Done::Looked { undecided } => {
                 self.handle_looked(undecided);
                 Vec::new()
@@ -434,9 +443,9 @@ impl Processes {
     /// A process was started that is not wanted any more: its job is over, or another incarnation of it begins. Its files are removed
     /// at once, and when it is gone: it may be in the middle of making one. Restored, it makes those that its image has.
     fn end_unwanted(&mut self, id: ProcessId, result: Result<Started, SpawnError>) -> Vec<Input> {
-        if let Ok(Started { mut child, child_pid, pid, kvsname, .. }) = result {
-            _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
-            self.launcher.order(Order::Forget { child: child_pid, group: pid });
+        if let Ok(Started { mut child, child_pid, group, kvsname, .. }) = result {
+            _ = group.signal(Signal::SIGKILL);
+            self.launcher.order(Order::Forget { child: child_pid, group: group.pid() });
             remove_leftovers(&kvsname, id.rank);
             spawn_local(async move {
                 _ = child.wait().await;
@@ -448,7 +457,8 @@ impl Processes {
 
     /// The process is there. Its process id.
     fn register(&mut self, id: ProcessId, starting: Starting, started: Started) -> u32 {
-        let Started { mut child, child_pid, pid, pmi, kvsname } = started;
+        let Started { mut child, child_pid, group, pmi, kvsname } = started;
+        let (pid, group, alive) = (group.pid() as u32, Rc::new(group), Rc::new(Cell::new(true)));
         let back = starting.back;
         let mut readers = readers(&mut child);
         if back.is_none() {
@@ -460,22 +470,22 @@ impl Processes {
             socket.inspect_err(what).ok()
         });
         let pmi = pmi.map(|socket| self.serve_pmi(id, socket, Vec::new()));
-        let waiter = self.wait(id, child);
-        let process = Process { pid, child: child_pid, alive: true, stdin, pmi, readers, waiter, kvsname, back };
+        let waiter = self.wait(id, child, child_pid, group.clone(), alive.clone());
+        let process = Process { group, child: child_pid, alive, stdin, pmi, readers, waiter, kvsname, back };
         self.processes.insert(id, process);
-        pid as u32
+        pid
     }
 
     /// A process says that it is back: what comes on its pipes from now on is its own.
     pub fn handle_restored(&mut self, id: ProcessId, pid: u32) {
-        if self.processes.get(&id).is_some_and(|process| process.alive && process.pid as u32 == pid) {
+        if self.processes.get(&id).is_some_and(|process| process.is_alive() && process.pid() as u32 == pid) {
             self.release(id);
         }
     }
 
     /// A process says that it is live. Only a process that was brought back does.
     pub fn handle_live(&mut self, pid: u32) {
-        if let Some(process) = self.processes.values_mut().find(|process| process.alive && process.pid as u32 == pid) {
+        if let Some(process) = self.processes.values_mut().find(|process| process.is_alive() && process.pid() as u32 == pid) {
             process.forget_return();
         }
     }
@@ -500,7 +510,7 @@ impl Processes {
     /// so.
     pub fn handle_handover(&mut self, handover: Handover) -> Result<(), String> {
         let Handover { pid, process: id, socket, rest } = handover;
-        let ours = self.processes.get(&id).is_some_and(|process| process.alive && process.pid as u32 == pid);
+        let ours = self.processes.get(&id).is_some_and(|process| process.is_alive() && process.pid() as u32 == pid);
         if !ours {
             return Err(format!("refused pid {pid}, which is not rank {} of job {}, for its PMI", id.rank, id.job));
         }
@@ -509,11 +519,23 @@ impl Processes {
         Ok(())
     }
 
-    /// Reports its end.
-    fn wait(&self, id: ProcessId, mut child: Child) -> AbortHandle {
+    /// Reports its end. Before it is waited for, its group gets the last signal: after that its number may be another one's.
+    fn wait(&self, id: ProcessId, mut child: Child, pid: i32, group: Rc<Group>, alive: Rc<Cell<bool>>) -> AbortHandle {
         let inputs = self.inputs.clone();
         let task = spawn_local(async move {
+            let end = || {
+                // ESRCH: nothing of it is left.
+                _ = group.signal(Signal::SIGKILL);
+                alive.set(false);
+            };
+            let is_known = group::ended(pid).await;
+            if is_known {
+                end();
+            }
             let status = child.wait().await.map_or(ExitStatus::Code(exit_code::RADIC), exit_status);
+            if !is_known {
+                end();
+            }
             _ = inputs.send(Input::Exited(id, status)).await;
         });
         task.abort_handle()

@@ -176,7 +176,7 @@ struct Driver {
 impl Driver {
     fn new(store: &Path) -> Driver {
         let (sender, inputs) = mpsc::channel(64);
-        let (restores, prepared) = Restores::new(cluster(), store.into());
+        let (restores, prepared) = Restores::new(cluster(), std::sync::Arc::new(crate::folder::Folder::open(store).unwrap()));
         let name: NodeName = "n1".parse().unwrap();
         let (launcher, done) = Launcher::start(name.clone(), (1024, 4096), 0x77).unwrap();
         let processes = Processes::new(sender, name, restores, launcher);
@@ -415,5 +415,31 @@ fn four_processes_of_100_mib_are_ready_in_time() {
             }
             println!("4 x 100 MiB {what}: verified and ready after {:?}", began.elapsed());
         }
+    });
+}
+
+/// Its number may be another group's as soon as the rank was waited for.
+#[test]
+fn a_group_gets_its_last_signal_before_its_rank_is_waited_for() {
+    let store = tempfile::tempdir().unwrap();
+    run(async move {
+        let mut driver = Driver::new(store.path());
+        let args = ["sh", "-c", "sleep 1000 & exit 3"].map(ByteBuf::from).to_vec();
+        let (program, dir, env, kvsname) = (ByteBuf::from("/bin/sh"), ByteBuf::from("/"), Vec::new(), "k".to_owned());
+        let order =
+            SpawnOrder { program, args, env, dir, kvsname, stdin: false, umask: 0o22, library: None, is_protected: false };
+        assert!(driver.processes.handle(id().job, HostOutput::Spawn(id().rank, order)).is_none());
+        let pid = driver.answer().await.unwrap();
+        let end = tokio::time::timeout(LIMIT, driver.inputs.recv()).await.unwrap().unwrap();
+        let Input::Exited(_, status) = end else { panic!("{end:?}") };
+        assert_eq!(status, ExitStatus::Code(3));
+        // Nothing was done about that yet.
+        let begun = Instant::now();
+        while nix::sys::signal::killpg(Pid::from_raw(pid as i32), None) == Ok(()) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "what the rank has left waits for a signal by number");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!driver.processes.processes[&id()].is_alive(), "no signal is sent by that number any more");
+        driver.processes.handle_exited(id(), status);
     });
 }

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::deaths;
 use crate::fetching::{Fetch, FetchError, OrderNumber, Orders, OrdersAction, Use};
+use crate::folder::Folder;
 use crate::logs::arrival::Arrival;
 use crate::logs::{Assembling, Layer, fetch};
 use crate::node::host::RestoreOrder;
@@ -67,8 +68,8 @@ pub struct Ready {
 /// The processes that are being prepared.
 pub struct Restores {
     key: ClusterKey,
-    /// The directory of this node's log service, which has room for images.
-    store: PathBuf,
+    /// The folder of this node's log service, which has room for images.
+    store: Arc<Folder>,
     orders: Orders,
     /// By which each thread is told that its process is not wanted any more.
     given_up: HashMap<OrderNumber, Arc<AtomicBool>>,
@@ -77,7 +78,7 @@ pub struct Restores {
 
 impl Restores {
     /// None yet. What is prepared comes out of the receiver, and is to be given to [`Restores::is_wanted`] or [`Restores::handle_ready`].
-    pub fn new(key: ClusterKey, store: PathBuf) -> (Self, mpsc::Receiver<Prepared>) {
+    pub fn new(key: ClusterKey, store: Arc<Folder>) -> (Self, mpsc::Receiver<Prepared>) {
         let (prepared, receiver) = mpsc::channel(READY);
         let threads = thread::available_parallelism().map_or(1, usize::from).saturating_mul(THREADS_PER_CPU).min(THREADS);
         (Restores { key, store, orders: Orders::new(threads), given_up: HashMap::new(), prepared }, receiver)
@@ -164,23 +165,25 @@ impl Restores {
 struct Work {
     number: OrderNumber,
     order: Box<RestoreOrder>,
-    store: PathBuf,
+    store: Arc<Folder>,
     prepared: mpsc::Sender<Prepared>,
 }
 
 impl Work {
     /// Puts images together of which the last one is on its way, on a thread: it waits for the beginning of that one.
     fn begin(self, layers: Vec<Layer>) -> io::Result<Assembling> {
-        let work = move || {
+        Assembling::begin(move |watched| {
             let Work { number, order, store, prepared } = self;
             let process = order.process;
             let failed =
                 move |error: &ImageError| tracing::warn!(%error, %process, "an image could not be read while it was restored");
-            let image = Restorable::of_verified(layers, failed).map_err(|error| error.to_string())?;
-            let (report, image) = (deaths::make_room(&store, process, order.incarnation), Box::new(image));
+            let images = || Restorable::of_verified(layers, failed);
+            let image = watched.during("images in", store.path(), images).map_err(|error| error.to_string())?;
+            let room = || deaths::make_room(&store, process, order.incarnation);
+            let report = watched.during("room for a report in", store.path(), room);
+            let image = Box::new(image);
             _ = prepared.blocking_send(Prepared::Begun(Begun { number, order, image, report }));
             Ok(())
-        };
-        thread::Builder::new().name("assemble".into()).spawn(work)
+        })
     }
 }

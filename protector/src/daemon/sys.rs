@@ -2,12 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use nix::sys::signal::SigSet;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// The soft and hard limit on open descriptors that the daemon was started with: ranks get them back.
 pub type DescriptorLimit = (u64, u64);
@@ -31,6 +34,9 @@ pub struct Preparation {
 /// 3 ms, it waits for whatever else computes there to have had its own: a message that takes 50 us takes 2 ms then (docs/performance.md).
 pub const SLICE: Duration = Duration::from_micros(500);
 
+/// The flag PIDFD_SIGNAL_PROCESS_GROUP.
+const GROUP: libc::c_uint = 1 << 2;
+
 /// Makes `command` start in a session of its own, die with the daemon (docs/design.md: a protector's death is its node's), be as
 /// `preparation` says, and ignore no signal.
 ///
@@ -48,7 +54,7 @@ pub fn prepare_rank(command: &mut Command, preparation: Preparation) {
         }
         // SAFETY: setsid, prctl, getppid, fcntl and setrlimit are async-signal-safe and take no pointers but to a local.
         check(unsafe { libc::setsid() })?;
-        // SAFETY: as above. The parent-death signal is the kernel's; it is tied to the daemon's main thread, which forks.
+        // SAFETY: as above. The parent-death signal is the kernel's; it is tied to the thread that forks, which lives as long as the daemon.
         check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
         // SAFETY: as above.
         if unsafe { libc::getppid() } as u32 != daemon {
@@ -117,6 +123,20 @@ pub fn lead_session(command: &mut Command) {
     unsafe { command.pre_exec(in_child) };
 }
 
+/// Signals the process group whose number is that of the process of this descriptor, also when that process is gone. `EINVAL` before kernel 6.9.
+pub fn signal_group(leader: &OwnedFd, signal: Signal) -> Result<(), Errno> {
+    let (leader, signal) = (leader.as_raw_fd(), signal as libc::c_int);
+    // SAFETY: the descriptor is open while it is borrowed, and the null pointer is allowed: the kernel makes the signal's information itself.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, leader, signal, std::ptr::null::<libc::siginfo_t>(), GROUP) };
+    Errno::result(sent).map(drop)
+}
+
+/// Has the daemon's runtime watch for a descriptor to become readable: the end of a process, if it is that of one.
+pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is owned, and is that one file until it is dropped with what watches it.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+}
+
 /// Undoes what our starter has done to signals that we depend on: were SIGCHLD ignored, the kernel would not keep how a rank
 /// ended; and what is blocked would be blocked in the ranks. (SIGHUP may stay ignored: nohup.)
 pub fn restore_signals() -> io::Result<()> {
@@ -138,4 +158,30 @@ pub fn close_inherited_at_exec() {
 
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The command F_SETSIG of fcntl.
+#[cfg(test)]
+const SET_SIGNAL: libc::c_int = 10;
+
+/// A file that another process opens only when this ends.
+#[cfg(test)]
+pub struct Lease(std::fs::File);
+
+#[cfg(test)]
+impl Lease {
+    /// Takes it; nobody may have the file open.
+    pub fn take(path: &std::path::Path) -> Lease {
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        // SAFETY: these take no pointers. SIGURG, which tells that somebody waits, is ignored.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) }).unwrap();
+        // SAFETY: as above.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL, libc::SIGURG) }).unwrap();
+        Lease(file)
+    }
+
+    pub fn end(&mut self) {
+        // SAFETY: it takes no pointer.
+        check(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) }).unwrap();
+    }
 }

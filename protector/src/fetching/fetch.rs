@@ -60,7 +60,7 @@ pub enum FetchAction {
 /// What is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// A file of this node is being opened.
+    /// A file of this node is being opened. The driver, which knows whether it goes on, waits for it with a limit, of [`SILENCE`].
     Opening,
     /// A connection, and the login at the log service there, until a time.
     Connecting(SocketAddr, Duration),
@@ -77,7 +77,7 @@ enum Stage {
     },
     /// The time to ask a log service again.
     Pausing(SocketAddr, Duration),
-    /// The images are put together.
+    /// The images are put together, for which the driver waits as for a file.
     Assembling,
     Over,
 }
@@ -281,6 +281,22 @@ impl Fetch {
     pub fn handle_assembled(&mut self, result: Result<(), String>) {
         if self.stage == Stage::Assembling {
             self.end(result.map_err(FetchError::Apart));
+        }
+        self.check_invariants();
+    }
+
+    /// The images could not be put together in time: where they are does not answer. The replica has copies of all of them.
+    pub fn handle_stuck(&mut self, now: Duration, why: &str) {
+        if self.stage == Stage::Assembling {
+            match self.replica.filter(|replica| self.source != Source::At(*replica)) {
+                Some(replica) => {
+                    self.damage.push(format!("{why}; its replica's copies are taken"));
+                    (self.source, self.here) = (Source::At(replica), 0);
+                    self.actions.push_back(FetchAction::Close);
+                    self.begin_image(now);
+                }
+                None => self.end(Err(FetchError::Apart(why.to_owned()))),
+            }
         }
         self.check_invariants();
     }

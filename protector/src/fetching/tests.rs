@@ -96,6 +96,28 @@ fn images_of_this_node_are_opened() {
     assert_eq!(over(&mut fetch), FetchError::Apart("they are two programs".to_owned()));
 }
 
+/// All images come anew, from the replica, once.
+#[test]
+fn images_that_cannot_be_put_together_in_time_are_taken_from_the_replica() {
+    let mut fetch = fetch(Source::Here, Some(service(2)), &[(4, 100), (5, 30)]);
+    let here = |fetch: &mut Fetch| (0..2).for_each(|_| fetch.handle_opened(at(1), Ok(())));
+    here(&mut fetch);
+    _ = actions(&mut fetch);
+    fetch.handle_stuck(at(2), "no answer");
+    let dial = FetchAction::Dial(service(2), speaker());
+    assert_eq!(actions(&mut fetch), [FetchAction::Close, dial]);
+    assert_eq!(fetch.take_damage(), ["no answer; its replica's copies are taken"]);
+    give(&mut fetch, 3, 30);
+    give(&mut fetch, 4, 100);
+    assert_eq!(actions(&mut fetch).pop(), Some(FetchAction::Assemble));
+    fetch.handle_stuck(at(5), "no answer again");
+    assert_eq!(over(&mut fetch), FetchError::Apart("no answer again".to_owned()));
+    let mut alone = self::fetch(Source::Here, None, &[(4, 100), (5, 30)]);
+    here(&mut alone);
+    alone.handle_stuck(at(2), "no answer");
+    assert_eq!(over(&mut alone), FetchError::Apart("no answer".to_owned()));
+}
+
 #[test]
 fn an_order_without_an_image_fails_at_once() {
     let mut fetch = fetch(Source::Here, None, &[]);

@@ -37,6 +37,24 @@ pub struct Arrival {
     full_since: Option<Instant>,
 }
 
+/// Ends an [`Arrival`] that another thread has: its reader gets an error.
+#[derive(Debug)]
+pub struct Breaker(Arc<Shared>);
+
+impl Breaker {
+    /// Nothing more comes, whatever the thread that has it is at.
+    pub fn break_off(&self) {
+        self.0.end(false);
+    }
+}
+
+impl Shared {
+    fn end(&self, is_sound: bool) {
+        self.state.lock().end.get_or_insert(is_sound);
+        self.changed.notify_all();
+    }
+}
+
 /// The end that is read.
 #[derive(Debug)]
 pub struct Arriving {
@@ -72,6 +90,11 @@ impl Arrival {
         Ok(true)
     }
 
+    /// For whoever waits for this end.
+    pub fn breaker(&self) -> Breaker {
+        Breaker(self.shared.clone())
+    }
+
     /// These bytes have come.
     pub fn push(&mut self, bytes: &[u8]) {
         self.piece.extend_from_slice(bytes);
@@ -94,18 +117,13 @@ impl Arrival {
     /// All has come, and is sound: its reader comes to the end.
     pub fn finish(mut self) {
         self.pass_on();
-        self.end(true);
-    }
-
-    fn end(&self, is_sound: bool) {
-        self.shared.state.lock().end.get_or_insert(is_sound);
-        self.shared.changed.notify_all();
+        self.shared.end(true);
     }
 }
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        self.end(false);
+        self.shared.end(false);
     }
 }
 
@@ -121,7 +139,8 @@ impl Arriving {
             match state.end {
                 Some(true) => return Ok(None),
                 Some(false) => return Err(io::Error::new(ErrorKind::ConnectionAborted, "it has not come as a whole")),
-                // Bounded by the receiver, which waits for its sender with limits, and ends this in any case.
+                // Bounded by the receiver, which waits with limits for its sender, and for the thread that reads a file of this node
+                // (`Driver::read`), and ends this in any case.
                 None => self.shared.changed.wait(&mut state),
             }
         }

@@ -17,7 +17,7 @@ use super::disk::{Done, Order};
 use super::send::Sender;
 use super::service::{Fencing, Service};
 use super::verify::{BadImage, Task, Verdict};
-use super::{Answer, Request};
+use super::{Answer, Reply, Request};
 use crate::logserver::{Action, ConnectionNumber, Gone, Precedence};
 use crate::store::{Place, Speaker};
 
@@ -119,17 +119,26 @@ impl Service {
         match request {
             Request::Join => server.handle_member(),
             Request::Order(order, answer) => {
-                if let Some(reply) = server.handle_order(now, *order) {
+                if let Some(mut reply) = server.handle_order(now, *order) {
+                    if let Reply::Sizes(_, _, processes) = &mut reply {
+                        self.with_disk(processes);
+                    }
                     _ = answer.send(reply);
                 }
             }
             Request::List(process, answer) => _ = answer.send(server.store().list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
-            Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
+            Request::Status(job, answer) => {
+                let mut processes = server.status(now, job);
+                self.with_disk(&mut processes);
+                _ = answer.send(processes);
+            }
             Request::Fence(process, incarnation, sets, line, answer) => {
                 self.fences.push((process, incarnation, answer));
                 server.fence(now, process, incarnation, &sets, line);
             }
+            #[cfg(test)]
+            Request::Hang(until) => self.ask_disk(Order::Hang(until)),
             // The round ends with it.
             Request::End => {}
         }

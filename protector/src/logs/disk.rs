@@ -7,47 +7,22 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use radic_wire::ids::{JobId, ProcessId};
 
 use super::Answer;
 use super::files::Files;
+use super::waker::Waker;
 use crate::memory;
 use crate::store::{File, Write};
+use crate::watched::Watched;
 
 /// Time until a write that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Orders of one batch.
 const BATCH: usize = 64;
-
-/// Wakes the service's thread.
-#[derive(Debug, Clone)]
-pub struct Waker(Arc<EventFd>);
-
-impl Waker {
-    pub fn new() -> io::Result<Self> {
-        Ok(Waker(Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?)))
-    }
-
-    /// Wakes it, now or as soon as it is about to sleep.
-    pub fn wake(&self) {
-        // It fails only at the largest count there is, and then the thread is awake.
-        _ = self.0.write(1);
-    }
-
-    /// It is awake.
-    pub fn reset(&self) {
-        _ = self.0.read();
-    }
-
-    pub fn fd(&self) -> &EventFd {
-        &self.0
-    }
-}
 
 /// Something to do with files.
 #[derive(Debug)]
@@ -62,6 +37,9 @@ pub enum Order {
     Fetch(u64, File, u64, usize),
     /// Read for the protector.
     Read(File, u64, usize, Answer<Result<Vec<u8>, String>>),
+    /// As a disk that does not answer until the other end is dropped.
+    #[cfg(test)]
+    Hang(mpsc::Receiver<()>),
 }
 
 /// What was done.
@@ -80,8 +58,8 @@ pub enum Done {
 }
 
 /// Works until `orders` ends.
-pub fn run(files: Files, orders: mpsc::Receiver<Order>, done: mpsc::Sender<Done>, waker: Waker) {
-    let mut disk = Disk { files, written: Vec::new(), stuck: HashMap::new(), again: None, done };
+pub fn run(files: Files, orders: mpsc::Receiver<Order>, done: mpsc::Sender<Done>, waker: Waker, watched: &Watched) {
+    let mut disk = Disk { files, written: Vec::new(), stuck: HashMap::new(), again: None, done, watched };
     loop {
         let wait = disk.again.map(|at| at.saturating_duration_since(Instant::now()));
         let first = match wait {
@@ -101,7 +79,7 @@ pub fn run(files: Files, orders: mpsc::Receiver<Order>, done: mpsc::Sender<Done>
     }
 }
 
-struct Disk {
+struct Disk<'a> {
     files: Files,
     /// Done, and not on the disk yet.
     written: Vec<(u64, Write)>,
@@ -110,9 +88,10 @@ struct Disk {
     /// When that is tried again.
     again: Option<Instant>,
     done: mpsc::Sender<Done>,
+    watched: &'a Watched,
 }
 
-impl Disk {
+impl Disk<'_> {
     fn report(&self, done: Done) {
         // The receiver is gone only while the service ends.
         _ = self.done.send(done);
@@ -133,29 +112,48 @@ impl Disk {
         match order {
             Order::Write(ticket, write) => self.write(ticket, write),
             // What frees room goes before what waits for room.
-            Order::Truncate(file, position) => self.files.truncate(file, position),
+            Order::Truncate(file, position) => self.remove(|files| files.truncate(file, position)),
             Order::Delete(file) => {
                 self.drop_writes(|of| of == file);
-                self.files.delete(file);
+                self.remove(|files| files.delete(file));
             }
             Order::RemoveProcess(process) => {
                 self.drop_writes(|of| of.process() == process);
-                self.files.remove_process(process);
+                self.remove(|files| files.remove_process(process));
             }
             Order::RemoveJob(job) => {
                 self.drop_writes(|of| of.process().job == job);
-                self.files.remove_job(job);
+                self.remove(|files| files.remove_job(job));
                 memory::give_back();
             }
             Order::Fetch(to, file, position, length) => {
-                let bytes = self.files.read(file, position, length);
+                let bytes = self.read(file, position, length);
                 self.report(Done::Fetched(to, file, position, bytes));
             }
             Order::Read(file, position, length, answer) => {
                 let text = |error| format!("cannot read {file:?} from {position}: {error}");
-                _ = answer.send(self.files.read(file, position, length).map_err(text));
+                _ = answer.send(self.read(file, position, length).map_err(text));
             }
+            #[cfg(test)]
+            Order::Hang(until) => self.watched.during("write of", self.files.path(), || _ = until.recv()),
         }
+    }
+
+    fn read(&mut self, file: File, position: u64, length: usize) -> io::Result<Vec<u8>> {
+        let path = self.files.path_of(file, position);
+        self.watched.during("read of", &path, || self.files.read(file, position, length))
+    }
+
+    /// Removes files.
+    fn remove(&mut self, remove: impl FnOnce(&mut Files)) {
+        let path = self.files.path().to_owned();
+        self.watched.during("removal of files in", &path, || remove(&mut self.files));
+    }
+
+    /// Writes, for [`Disk::sync`] to report.
+    fn write_now(&mut self, write: &Write) -> io::Result<()> {
+        let path = self.files.path_of(write.file, write.position);
+        self.watched.during("write of", &path, || self.files.write(write))
     }
 
     /// These files will not be asked for any more. A process of which nothing else was stuck is well.
@@ -174,7 +172,7 @@ impl Disk {
             stuck.push_back((ticket, write));
             return;
         }
-        match self.files.write(&write) {
+        match self.write_now(&write) {
             Ok(()) => self.written.push((ticket, write)),
             Err(error) => self.fail(ticket, write, error),
         }
@@ -192,7 +190,8 @@ impl Disk {
     /// Reports what was written. If the disk refuses, what was written may be lost: it is written again.
     fn sync(&mut self) {
         let written = std::mem::take(&mut self.written);
-        match self.files.sync() {
+        let path = self.files.path().to_owned();
+        match self.watched.during("sync of files in", &path, || self.files.sync()) {
             Ok(()) => written.into_iter().for_each(|(ticket, _)| self.report(Done::Written(ticket))),
             Err(error) => {
                 let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
@@ -206,7 +205,7 @@ impl Disk {
         let processes: Vec<ProcessId> = self.stuck.keys().copied().collect();
         for process in processes {
             while let Some((ticket, write)) = self.stuck.get_mut(&process).and_then(VecDeque::pop_front) {
-                if self.files.write(&write).is_err() {
+                if self.write_now(&write).is_err() {
                     self.stuck.entry(process).or_default().push_front((ticket, write));
                     break;
                 }
@@ -244,7 +243,8 @@ mod tests {
         orders.send(Order::Write(5, Write { file, position: 0, bytes: vec![1; 10].into() })).unwrap();
         orders.send(Order::Delete(file)).unwrap();
         drop(orders);
-        run(Files::new(dir.path().to_owned(), false), receiver, sender, Waker::new().unwrap());
+        let store = std::sync::Arc::new(crate::folder::Folder::open(dir.path()).unwrap());
+        run(Files::new(store, false), receiver, sender, Waker::new().unwrap(), &Watched::default());
         let done: Vec<Done> = done.iter().collect();
         assert!(matches!(done[..], [Done::Failed(5, of, _), Done::Well(well)] if of == process && well == process), "{done:?}");
     }

@@ -1,13 +1,17 @@
 //! Fetching the images of a process that is brought back: drives a [`Fetch`], with a socket, files and the clock of its thread.
+//!
+//! This thread reads and writes no file. Those that do have a time in which they must go on (`Driver::bounded`): one that hangs at a
+//! disk is left, and the images come from elsewhere.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, SyncSender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -18,11 +22,13 @@ use radic_wire::record::Opener;
 
 use super::arrival::{Arrival, Arriving, arrival};
 use super::client::Client;
-use super::files::image_path;
+use super::files::{ImagePlace, image_path};
 use super::verify;
-use crate::fetching::{Fetch, FetchAction, FetchError, LOGIN};
+use crate::fetching::{Fetch, FetchAction, FetchError, LOGIN, SILENCE};
+use crate::folder::Folder;
 use crate::machine;
 use crate::store::Speaker;
+use crate::watched::{Thread, Watched};
 
 /// Bytes that are read at once, and written.
 const PIECE: usize = 1 << 20;
@@ -56,28 +62,94 @@ impl Read for Layer {
 }
 
 /// A thread that puts images together while the last one arrives.
-pub type Assembling = JoinHandle<Result<(), String>>;
+#[derive(Debug)]
+pub struct Assembling(Working<Result<(), String>>);
 
-/// Fetches the images of a process. `dir` is the directory of this node's log service: its own images are there, and others go into files without names in it, or in memory. While
-/// the last one comes, the others being here, `assemble` begins with them, the newest first; if that image turns out not to be sound, or to come from elsewhere, it fails, and is begun once more.
-/// On success all are sound, and what is restored from them comes to the end, and runs, when what is returned is finished.
+impl Assembling {
+    /// Starts it.
+    pub fn begin(work: impl FnOnce(&Watched) -> Result<(), String> + Send + 'static) -> io::Result<Assembling> {
+        Working::begin("assemble", work).map(Assembling)
+    }
+}
+
+/// A thread that works at something which may hang.
+#[derive(Debug)]
+struct Working<T> {
+    thread: Thread,
+    result: Receiver<T>,
+}
+
+impl<T: Send + 'static> Working<T> {
+    fn begin(name: &'static str, work: impl FnOnce(&Watched) -> T + Send + 'static) -> io::Result<Working<T>> {
+        let (sender, result) = mpsc::channel();
+        // Nobody may be there any more who wants it.
+        let thread = Thread::start(name, move |watched| _ = sender.send(work(watched)))?;
+        Ok(Working { thread, result })
+    }
+
+    /// Waits for the result. The thread is left if what it is at has no answer for so long, or nothing of it is wanted any more.
+    fn result(self, given_up: &AtomicBool, patience: Duration) -> Result<T, Stopped> {
+        let begun = Instant::now();
+        loop {
+            match self.result.recv_timeout(LOOK.min(patience)) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Disconnected) => return Err(Stopped::Other("the thread has ended".to_owned())),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if given_up.load(Ordering::Relaxed) {
+                return Err(Stopped::Other("it is not wanted any more".to_owned()));
+            }
+            let now = Instant::now();
+            let at = self.thread.watched().at();
+            if at.as_ref().map_or(begun, |at| at.since.max(begun)) + patience <= now {
+                let at = at.map_or_else(|| "its thread".to_owned(), |at| at.to_string());
+                return Err(Stopped::Hangs(format!("{at}: no answer within {} s", patience.as_secs_f64())));
+            }
+        }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+enum Stopped {
+    Hangs(String),
+    Other(String),
+}
+
+impl Stopped {
+    fn why(self) -> String {
+        match self {
+            Stopped::Hangs(why) | Stopped::Other(why) => why,
+        }
+    }
+}
+
+/// Fetches the images of a process. `store` is the folder of this node's log service: its own images are there, and others go
+/// into files without names in it, or in memory. While the last one comes, the others being here, `assemble` begins with them,
+/// the newest first; if that image turns out not to be sound, or to come from elsewhere, it fails, and is begun once more. On
+/// success all are sound, and what is restored from them comes to the end, and runs, when what is returned is finished.
 pub fn fetch(
     wanted: &mut Fetch,
     begun: Instant,
     key: &JobKey,
-    dir: &Path,
+    store: &Arc<Folder>,
     given_up: &AtomicBool,
     assemble: &dyn Fn(Vec<Layer>) -> io::Result<Assembling>,
 ) -> Result<Arrival, FetchError> {
-    let (speaker, (way, image, code, files)) = (wanted.speaker(), Default::default());
-    let mut driver = Driver { begun, key, dir, given_up, speaker, assemble, way, image, code, files, streamed: None };
+    let (speaker, patience, disk_hangs) = (wanted.speaker(), SILENCE, false);
+    let (way, image, code, files) = Default::default();
+    let streamed = None;
+    let mut driver =
+        Driver { begun, key, store, given_up, patience, disk_hangs, speaker, assemble, way, image, code, files, streamed };
     let mut fetched = None;
     loop {
+        if given_up.load(Ordering::Relaxed) {
+            wanted.handle_given_up();
+        }
         match wanted.poll_action() {
-            Some(FetchAction::Assemble) => wanted.handle_assembled(driver.assembled().map(|arrival| fetched = Some(arrival))),
+            Some(FetchAction::Assemble) => fetched = driver.assemble_all(wanted),
             Some(FetchAction::Over(result)) => return result.map(|()| fetched.expect("what succeeds was put together")),
             Some(action) => driver.act(wanted, action),
-            None if given_up.load(Ordering::Relaxed) => wanted.handle_given_up(),
             None => driver.wait(wanted),
         }
     }
@@ -107,8 +179,12 @@ struct Driver<'a> {
     /// The machine's time is that since then.
     begun: Instant,
     key: &'a JobKey,
-    dir: &'a Path,
+    store: &'a Arc<Folder>,
     given_up: &'a AtomicBool,
+    /// Time in which a file must go on.
+    patience: Duration,
+    /// The disk of the store has not done so: what is fetched goes into memory.
+    disk_hangs: bool,
     speaker: Speaker,
     assemble: &'a dyn Fn(Vec<Layer>) -> io::Result<Assembling>,
     way: Option<Way>,
@@ -128,9 +204,7 @@ impl Driver<'_> {
     fn act(&mut self, wanted: &mut Fetch, action: FetchAction) {
         match action {
             FetchAction::Open(image) => {
-                let path = image_path(self.dir, self.speaker.process, image);
-                let opened = verify::open_verified(&path, self.key, self.speaker.process, image);
-                let result = opened.map(|file| self.files.push((image, file))).map_err(|error| error.to_string());
+                let result = self.open(image).map(|file| self.files.push((image, file)));
                 wanted.handle_opened(self.now(), result);
             }
             FetchAction::Read(image) => {
@@ -150,7 +224,7 @@ impl Driver<'_> {
                 }
             }
             FetchAction::Reserve(image, bytes) => {
-                let file = reserved(self.dir, bytes).and_then(Writing::begin).map_err(|error| self.no_room(&error));
+                let file = self.reserve(bytes).and_then(Writing::begin).map_err(|error| self.no_room(&error));
                 self.receive(wanted, image, file.map(Target::File));
             }
             FetchAction::Stream(image) => {
@@ -187,31 +261,109 @@ impl Driver<'_> {
         assembling.map(|assembling| (arrival, assembling)).map_err(|error| format!("to restore it while it comes: {error}"))
     }
 
-    /// Reads the last image from this node's own file.
-    fn read(&mut self, image: u64, chain: &[u64]) -> Result<(), String> {
-        let (mut arrival, assembling) = self.stream(chain)?;
-        let path = image_path(self.dir, self.speaker.process, image);
-        let pass_on = |bytes: &[u8]| {
-            while !arrival.has_room(LOOK)? {
-                if self.given_up.load(Ordering::Relaxed) {
-                    return Err(io::Error::other("it is not wanted any more"));
-                }
-            }
-            arrival.push(bytes);
-            Ok(())
-        };
-        let read = verify::read_verified(&path, self.key, self.speaker.process, image, pass_on);
-        read.map_err(|error| error.to_string())?;
-        arrival.pass_on();
-        self.image = Some(Target::Stream(arrival, assembling));
-        Ok(())
+    /// Does something with files of this node.
+    fn bounded<T: Send + 'static>(&mut self, work: impl FnOnce(&Watched) -> T + Send + 'static) -> Result<T, String> {
+        let working = Working::begin("image", work).map_err(|error| format!("there is no thread for it: {error}"))?;
+        working.result(self.given_up, self.patience).map_err(|stopped| {
+            self.disk_hangs |= matches!(stopped, Stopped::Hangs(_));
+            stopped.why()
+        })
     }
 
-    /// All images are here, and sound.
-    fn assembled(&mut self) -> Result<Arrival, String> {
-        let (arrival, assembling) = self.streamed.take().ok_or("the last one was not put together with the others")?;
-        let result = assembling.join().unwrap_or_else(|_| Err("the thread that puts them together has ended".to_owned()));
-        result.map(|()| arrival)
+    /// Opens an image of this node.
+    fn open(&mut self, image: u64) -> Result<fs::File, String> {
+        let (store, key, process) = (self.store.clone(), self.key.clone(), self.speaker.process);
+        self.bounded(move |watched| {
+            let path = image_path(store.path(), process, image);
+            watched.during("read of", &path, || {
+                let place = ImagePlace::of(&store, process, image).map_err(|error| error.to_string())?;
+                verify::read_verified(&place, &key, process, image, watched, |_| Ok(())).map_err(|error| error.to_string())
+            })
+        })?
+    }
+
+    /// Reads the last image from this node's own file.
+    fn read(&mut self, image: u64, chain: &[u64]) -> Result<(), String> {
+        let (store, key, process) = (self.store.clone(), self.key.clone(), self.speaker.process);
+        self.read_by(chain, move |arrival, is_wanted, watched| {
+            let path = image_path(store.path(), process, image);
+            let pass_on = |bytes: &[u8]| {
+                while !arrival.has_room(LOOK)? {
+                    if !is_wanted.load(Ordering::Relaxed) {
+                        return Err(io::Error::other("it is not wanted any more"));
+                    }
+                }
+                watched.goes_on();
+                arrival.push(bytes);
+                Ok(())
+            };
+            watched.during("read of", &path, || {
+                let place = ImagePlace::of(&store, process, image).map_err(|error| error.to_string())?;
+                verify::read_verified(&place, &key, process, image, watched, pass_on).map(drop).map_err(|error| error.to_string())
+            })
+        })
+    }
+
+    /// Has a thread read the last image, which looks whether it is still wanted.
+    fn read_by(
+        &mut self,
+        chain: &[u64],
+        read: impl FnOnce(&mut Arrival, &AtomicBool, &Watched) -> Result<(), String> + Send + 'static,
+    ) -> Result<(), String> {
+        let (mut arrival, assembling) = self.stream(chain)?;
+        let (breaker, is_wanted) = (arrival.breaker(), Arc::new(AtomicBool::new(true)));
+        let its = is_wanted.clone();
+        let result = self.bounded(move |watched| {
+            read(&mut arrival, &its, watched)?;
+            arrival.pass_on();
+            Ok(arrival)
+        });
+        match result.and_then(|read| read) {
+            Ok(arrival) => {
+                self.image = Some(Target::Stream(arrival, assembling));
+                Ok(())
+            }
+            Err(why) => {
+                // A thread that hangs ends nothing itself.
+                breaker.break_off();
+                is_wanted.store(false, Ordering::Relaxed);
+                Err(why)
+            }
+        }
+    }
+
+    /// Makes room for an image.
+    fn reserve(&mut self, bytes: u64) -> io::Result<fs::File> {
+        if !self.disk_hangs {
+            let store = self.store.clone();
+            let reserved = self.bounded(move |watched| watched.during("new file in", store.path(), || reserved(&store, bytes)));
+            if !self.disk_hangs {
+                return reserved.map_err(io::Error::other)?;
+            }
+        }
+        Folder::open_foreign(Path::new(MEMORY)).and_then(|memory| memory.nameless()).map_err(io::Error::from)
+    }
+
+    /// All images are here, and sound. If putting them together hangs, other copies of them are fetched.
+    fn assemble_all(&mut self, wanted: &mut Fetch) -> Option<Arrival> {
+        let Some((arrival, Assembling(working))) = self.streamed.take() else {
+            wanted.handle_assembled(Err("the last one was not put together with the others".to_owned()));
+            return None;
+        };
+        match working.result(self.given_up, self.patience) {
+            Ok(result) => {
+                let arrival = result.is_ok().then_some(arrival);
+                wanted.handle_assembled(result);
+                return arrival;
+            }
+            Err(Stopped::Hangs(why)) => {
+                self.disk_hangs = true;
+                self.files.clear();
+                wanted.handle_stuck(self.now(), &format!("putting them together: {why}"));
+            }
+            Err(Stopped::Other(why)) => wanted.handle_assembled(Err(why)),
+        }
+        None
     }
 
     fn ask(&mut self, image: u64) -> io::Result<()> {
@@ -224,7 +376,8 @@ impl Driver<'_> {
     }
 
     fn no_room(&self, error: &io::Error) -> String {
-        format!("in {}: {error}", self.dir.display())
+        let place = if self.disk_hangs { Path::new(MEMORY) } else { self.store.path() };
+        format!("in {}: {error}", place.display())
     }
 
     /// Something comes, or time passes.
@@ -244,12 +397,13 @@ impl Driver<'_> {
             thread::sleep(due.saturating_sub(now).min(LOOK));
             return Ok(());
         };
-        if let Some(Target::Stream(arrival, _)) = &mut self.image {
-            match arrival.has_room(LOOK) {
+        if let Some(target) = &mut self.image {
+            match target.has_room(self.patience) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
-                    wanted.handle_no_room(now, format!("in memory: {error}"));
+                    self.disk_hangs |= matches!(target, Target::File(_));
+                    wanted.handle_no_room(now, error.to_string());
                     return Ok(());
                 }
             }
@@ -280,7 +434,7 @@ impl Driver<'_> {
 
     fn end(&mut self, wanted: &mut Fetch) {
         let code = self.code.take().map_or([0; MAC], Code::finish);
-        match self.image.as_mut().map_or(Ok(()), Target::end) {
+        match self.image.as_mut().map_or(Ok(()), |image| image.end(self.given_up, self.patience)) {
             Ok(()) => wanted.handle_end(self.now(), &code),
             Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
         }
@@ -288,6 +442,16 @@ impl Driver<'_> {
 }
 
 impl Target {
+    /// Whether there is room for what comes next, or will be in a moment. An error if there has been none for so long.
+    fn has_room(&mut self, patience: Duration) -> io::Result<bool> {
+        match self {
+            Target::File(file) => file.has_room(patience),
+            Target::Stream(arrival, _) => {
+                arrival.has_room(LOOK).map_err(|error| io::Error::new(error.kind(), format!("in memory: {error}")))
+            }
+        }
+    }
+
     fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Target::File(file) => file.push(bytes),
@@ -299,9 +463,9 @@ impl Target {
     }
 
     /// All has come.
-    fn end(&mut self) -> io::Result<()> {
+    fn end(&mut self, given_up: &AtomicBool, patience: Duration) -> io::Result<()> {
         match self {
-            Target::File(file) => file.end(),
+            Target::File(file) => file.end(given_up, patience),
             Target::Stream(arrival, _) => {
                 arrival.pass_on();
                 Ok(())
@@ -328,53 +492,110 @@ impl Connection {
 /// A file that is written by a thread of its own: memory and blocks that are new cost as much as all else that is done with a byte, and the next bytes are received meanwhile.
 struct Writing {
     piece: Vec<u8>,
+    /// A piece for which there was no room.
+    waits: Option<Vec<u8>>,
     /// None: all has been written, or not all can be.
     pieces: Option<SyncSender<Vec<u8>>>,
-    thread: Option<JoinHandle<io::Result<fs::File>>>,
+    /// Told when a piece is written.
+    written: Receiver<()>,
+    working: Option<Working<io::Result<fs::File>>>,
     file: Option<fs::File>,
 }
 
 impl Writing {
     fn begin(mut file: fs::File) -> io::Result<Writing> {
-        let (pieces, written) = mpsc::sync_channel::<Vec<u8>>(PIECES);
-        let thread = thread::Builder::new().name("image".into()).spawn(move || {
-            written.iter().try_for_each(|piece| file.write_all(&piece))?;
+        let (pieces, received) = mpsc::sync_channel::<Vec<u8>>(PIECES);
+        let (tells, written) = mpsc::channel();
+        let working = Working::begin("image", move |watched| {
+            let path = path_of(&file);
+            for piece in received {
+                watched.during("write of", &path, || file.write_all(&piece))?;
+                _ = tells.send(());
+            }
             io::Seek::rewind(&mut file).map(|()| file)
         })?;
-        Ok(Writing { piece: Vec::with_capacity(PIECE), pieces: Some(pieces), thread: Some(thread), file: None })
+        Ok(Writing {
+            piece: Vec::with_capacity(PIECE),
+            waits: None,
+            pieces: Some(pieces),
+            written,
+            working: Some(working),
+            file: None,
+        })
     }
 
+    /// Whether there is room for another piece, or will be in a moment. An error if the file has not taken one for so long.
+    fn has_room(&mut self, patience: Duration) -> io::Result<bool> {
+        // Only how many are written matters, not when.
+        while self.written.try_recv().is_ok() {}
+        if self.try_send()? {
+            return Ok(true);
+        }
+        // A thread that cannot write any more has ended: the next try says so.
+        _ = self.written.recv_timeout(LOOK.min(patience));
+        match self.working.as_ref().and_then(|working| working.thread.watched().hangs(Instant::now(), patience)) {
+            Some(begun) => {
+                Err(io::Error::new(ErrorKind::TimedOut, format!("{begun}: no answer within {} s", patience.as_secs_f64())))
+            }
+            None => self.try_send(),
+        }
+    }
+
+    /// Hands over the piece that waits. False: there is no room for it yet. An error is that of a piece before.
+    fn try_send(&mut self) -> io::Result<bool> {
+        let Some(piece) = self.waits.take() else { return Ok(true) };
+        match self.pieces.as_ref().map(|pieces| pieces.try_send(piece)) {
+            Some(Ok(())) => Ok(true),
+            Some(Err(TrySendError::Full(piece))) => {
+                self.waits = Some(piece);
+                Ok(false)
+            }
+            Some(Err(TrySendError::Disconnected(_))) | None => {
+                // It has ended, so it is not waited for.
+                self.join(&AtomicBool::new(false), LOOK).and(Err(io::Error::other("it was not written")))
+            }
+        }
+    }
+
+    /// To be called when there is room.
     fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.piece.extend_from_slice(bytes);
-        if self.piece.len() < PIECE { Ok(()) } else { self.pass_on() }
-    }
-
-    /// Hands over what has come. An error is that of a piece before.
-    fn pass_on(&mut self) -> io::Result<()> {
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
-        if self.pieces.as_ref().is_some_and(|pieces| pieces.send(piece).is_ok()) {
-            return Ok(());
+        if self.piece.len() >= PIECE {
+            self.waits = Some(std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE)));
+            self.try_send()?;
         }
-        self.join().and(Err(io::Error::other("it was not written")))
+        Ok(())
     }
 
     /// All has come: waits until it is written. The file is at its beginning then.
-    fn end(&mut self) -> io::Result<()> {
-        self.pass_on()?;
-        self.join()
+    fn end(&mut self, given_up: &AtomicBool, patience: Duration) -> io::Result<()> {
+        for last in [None, Some(std::mem::take(&mut self.piece))] {
+            self.waits = self.waits.take().or(last);
+            while !self.has_room(patience)? {
+                if given_up.load(Ordering::Relaxed) {
+                    return Err(io::Error::other("it is not wanted any more"));
+                }
+            }
+        }
+        self.join(given_up, patience)
     }
 
-    fn join(&mut self) -> io::Result<()> {
+    fn join(&mut self, given_up: &AtomicBool, patience: Duration) -> io::Result<()> {
         self.pieces = None;
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        let file = thread.join().map_err(|_| io::Error::other("the thread that writes it has ended"))?;
-        self.file = Some(file?);
+        let Some(working) = self.working.take() else { return Ok(()) };
+        let written = working.result(given_up, patience).map_err(|stopped| io::Error::other(stopped.why()))?;
+        self.file = Some(written?);
         Ok(())
     }
 
     fn whole(self) -> Option<fs::File> {
         self.file
     }
+}
+
+/// Where a file without a name is, as the kernel says.
+fn path_of(file: &fs::File) -> PathBuf {
+    fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file))).unwrap_or_default()
 }
 
 /// Images fetched into memory may take one of so many parts of what is free there: the process itself takes another one.
@@ -391,14 +612,15 @@ fn belongs_in_memory(bytes: u64) -> bool {
 /// A file without a name for this many bytes: in [`MEMORY`] for a long image if there is plenty of it, in this directory otherwise. A disk that is busy with images takes seconds for each
 /// GiB, as the kernel makes those wait that write more than it has memory for. If there is no room in the directory it is in memory all the same: a full disk stops checkpoints, but
 /// should not stop a process from being brought back.
-fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
+fn reserved(store: &Folder, bytes: u64) -> io::Result<fs::File> {
+    let memory = || Folder::open_foreign(Path::new(MEMORY));
     if belongs_in_memory(bytes)
-        && let Ok(file) = nameless(Path::new(MEMORY))
+        && let Ok(file) = memory().and_then(|memory| memory.nameless())
     {
         return Ok(file);
     }
-    let reserve = |dir: &Path| -> io::Result<fs::File> {
-        let file = nameless(dir)?;
+    let reserve = |folder: &Folder| -> io::Result<fs::File> {
+        let file = folder.nameless()?;
         let length = i64::try_from(bytes.max(1)).map_err(io::Error::other)?;
         match nix::fcntl::fallocate(&file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
             // Not all file systems can: then it is found out while it is written.
@@ -406,27 +628,84 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
             Err(error) => Err(error.into()),
         }
     };
-    match reserve(dir) {
+    match reserve(store) {
         Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-            reserve(Path::new(MEMORY)).map_err(|_| error)
+            memory().map_err(io::Error::from).and_then(|memory| reserve(&memory)).map_err(|_| error)
         }
         other => other,
     }
 }
 
-/// A file without a name, which is gone as soon as it is closed. A file system that cannot make such gets a file that loses its
-/// name at once.
-pub fn nameless(dir: &Path) -> io::Result<fs::File> {
-    let mut options = fs::File::options();
-    options.read(true).write(true).mode(0o600);
-    match options.clone().custom_flags(libc::O_TMPFILE).open(dir) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
-            let number = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-            let path = dir.join(format!("fetched.{number:016x}"));
-            let file = options.create_new(true).open(&path)?;
-            fs::remove_file(&path)?;
-            Ok(file)
-        }
-        other => other,
+#[cfg(test)]
+mod tests {
+    use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+    use radic_wire::key::ClusterKey;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(50);
+    /// Far more than anything takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A disk that takes no answer: the thread that reads of it is left, what is restored from it gets no end but an error, and the images come from elsewhere.
+    #[test]
+    fn an_image_that_a_disk_does_not_give_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Folder::open(dir.path()).unwrap());
+        let process = ProcessId { job: JobId::from_bits(7), rank: Rank(0) };
+        let key = JobKey::derive_for_nodes(&ClusterKey::from_bytes([3; 32]), process.job);
+        let (layers, read) = mpsc::channel();
+        let assemble = |mut of: Vec<Layer>| {
+            let (mut layer, layers) = (of.pop().unwrap(), layers.clone());
+            Assembling::begin(move |_| {
+                _ = layers.send(layer.read_to_end(&mut Vec::new()).map_err(|error| error.kind()));
+                Ok(())
+            })
+        };
+        let speaker = Speaker { process, incarnation: Incarnation::restarted(1) };
+        let (begun, given_up) = (Instant::now(), AtomicBool::new(false));
+        let (store, key, assemble, way, image, code) = (&store, &key, &assemble, None, None, None);
+        let (given_up, patience, disk_hangs, files, streamed) = (&given_up, PATIENCE, false, Vec::new(), None);
+        let mut driver =
+            Driver { begun, key, store, given_up, patience, disk_hangs, speaker, assemble, way, image, code, files, streamed };
+        let (answers, answer) = mpsc::channel::<()>();
+        let why = driver.read_by(&[1], move |_, _, watched| {
+            watched.during("read of", Path::new("/x"), || answer.recv().map_err(|_| String::new()))
+        });
+        assert_eq!(why.unwrap_err(), "read of /x: no answer within 0.05 s");
+        assert_eq!(read.recv_timeout(LONG).expect("the reader waits for a thread that hangs"), Err(ErrorKind::ConnectionAborted));
+        assert!(driver.disk_hangs);
+        let place = path_of(&driver.reserve(100).unwrap());
+        assert!(place.starts_with(MEMORY), "{}", place.display());
+        drop(answers);
+    }
+
+    /// The last bytes of an image do not reach the disk, or none do.
+    #[test]
+    fn a_file_that_takes_nothing_is_not_waited_for() {
+        let (pieces, received) = mpsc::sync_channel(PIECES);
+        let (_tells, written) = mpsc::channel();
+        let (answers, answer) = mpsc::channel::<()>();
+        let working = Working::begin("image", move |watched| {
+            watched.during("write of", Path::new("/x"), || {
+                _ = answer.recv();
+                drop(received);
+                Err(io::Error::other("too late"))
+            })
+        });
+        let (piece, waits, file) = Default::default();
+        let mut writing = Writing { piece, waits, pieces: Some(pieces), written, working: Some(working.unwrap()), file };
+        let begun = Instant::now();
+        let error = loop {
+            match writing.has_room(PATIENCE) {
+                Ok(true) => writing.push(&vec![0; PIECE]).unwrap(),
+                Ok(false) => assert!(begun.elapsed() < LONG),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().starts_with("write of /x: no answer within"), "{error}");
+        let error = writing.end(&AtomicBool::new(false), PATIENCE).unwrap_err();
+        assert!(error.to_string().starts_with("write of /x: no answer within"), "{error}");
+        drop(answers);
     }
 }

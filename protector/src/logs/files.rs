@@ -9,14 +9,19 @@
 //!
 //! The file of an image that is not needed any more is set aside, as `spare.<number>`, and the next image of its process is written over it: the kernel has its memory and its blocks
 //! already, and new ones cost several times as much as the copy (most of all on a virtual machine, which gives freed memory back to its host). A file that is being read is not
-//! used again: a reader holds a shared lock on it ([`open_image`]).
+//! used again: a reader holds a shared lock on it ([`ImagePlace::open`]).
+//!
+//! All of it is reached from the descriptor of the store's folder, through no link, and nothing is written to what this service
+//! has not made ([`crate::folder`]).
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::fcntl::{Flock, FlockArg};
 use radic_wire::ids::{JobId, ProcessId};
@@ -25,13 +30,14 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::StartError;
+use crate::folder::{Folder, FolderError};
 use crate::store::{File, Write};
 
 /// Bytes of a segment of a log.
 const SEGMENT: u64 = 16 << 20;
 /// Bytes of a log that have one sum.
 const PIECE: u64 = 64 << 10;
-/// Files that are open at once; more are opened again.
+/// Files that are open at once, and folders; more are opened again.
 const OPEN: usize = 512;
 /// Files of images of one process that are set aside, the longest: a whole image and its increments are deleted together.
 const SPARES: usize = 3;
@@ -44,51 +50,103 @@ pub fn process_dir(dir: &Path, process: ProcessId) -> PathBuf {
 
 /// The file of an image.
 pub fn image_path(dir: &Path, process: ProcessId, image: u64) -> PathBuf {
-    process_dir(dir, process).join(format!("image.{image}"))
+    process_dir(dir, process).join(image_name(image))
 }
 
-/// The file of an image's code.
-pub fn code_path(image: &Path) -> PathBuf {
-    image.with_extension(format!("{}.mac", image.extension().unwrap_or_default().to_string_lossy()))
+fn image_name(image: u64) -> String {
+    format!("image.{image}")
 }
 
-/// Opens an image to read it. What is opened stays what it is until it is closed.
-pub fn open_image(path: &Path) -> io::Result<fs::File> {
-    let file = fs::File::open(path)?;
-    // Where files cannot be locked none is set aside.
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
-        return Err(io::ErrorKind::NotFound.into());
+/// The name of the code of an image with this name.
+fn code_name(image: &str) -> String {
+    format!("{image}.mac")
+}
+
+/// Where an image is: its process's folder, and its name there.
+#[derive(Debug)]
+pub struct ImagePlace {
+    folder: Folder,
+    name: String,
+}
+
+impl ImagePlace {
+    /// That of an image in this store.
+    pub fn of(store: &Folder, process: ProcessId, image: u64) -> io::Result<Self> {
+        let folder = store.subfolder_there(&process.job.to_string())?.subfolder_there(&process.rank.to_string())?;
+        Ok(ImagePlace { folder, name: image_name(image) })
     }
-    // It may have been set aside before it was locked.
-    let (of, named) = (file.metadata()?, fs::metadata(path)?);
-    if (of.dev(), of.ino()) == (named.dev(), named.ino()) { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+
+    /// That of a file.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        Ok(ImagePlace { folder: Folder::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?, name })
+    }
+
+    /// Its path, for people.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join(&self.name)
+    }
+
+    /// Opens the image to read it. What is opened stays what it is until it is closed.
+    pub fn open(&self) -> io::Result<fs::File> {
+        let file = self.folder.read(&self.name)?;
+        // Where files cannot be locked none is set aside.
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        // It may have been set aside before it was locked.
+        if self.folder.is_named(&self.name, &file) { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Ends the image there: its file was another one's, and a longer one.
+    pub fn end_at(&self, bytes: u64, durable: bool) -> io::Result<()> {
+        let file = self.folder.update(&self.name)?;
+        file.set_len(bytes)?;
+        if durable { file.sync_all() } else { Ok(()) }
+    }
+
+    /// Opens the code beside it.
+    pub fn read_code(&self) -> io::Result<fs::File> {
+        Ok(self.folder.read(&code_name(&self.name))?)
+    }
+
+    /// Puts its code beside it.
+    pub fn write_code(&self, code: &[u8], durable: bool) -> io::Result<()> {
+        let mut file = self.folder.replace(&code_name(&self.name))?;
+        io::Write::write_all(&mut file, code)?;
+        if durable {
+            file.sync_all()?;
+            self.folder.sync()?;
+        }
+        Ok(())
+    }
 }
 
-fn path(dir: &Path, file: File, segment: u64) -> PathBuf {
-    let process = process_dir(dir, file.process());
+/// The name of a file, or of its segment, in the folder of its process.
+fn name(file: File, segment: u64) -> String {
     match file {
-        File::Journal(_) => process.join(format!("journal.{segment:016x}")),
+        File::Journal(_) => format!("journal.{segment:016x}"),
         File::Stream(_, stream) => {
             let (opener, number) = (stream.connection.opener, stream.connection.number);
             let direction = if stream.from_opener { "from" } else { "to" };
-            process.join(format!("stream.{}.{}.{number}.{direction}.{segment:016x}", opener.job, opener.rank))
+            format!("stream.{}.{}.{number}.{direction}.{segment:016x}", opener.job, opener.rank)
         }
-        File::Image(process, number) => image_path(dir, process, number),
+        File::Image(_, number) => image_name(number),
     }
 }
 
-/// Takes possession of a directory. It is made if need be. What an earlier daemon left there is removed: it is not needed,
-/// because a daemon that comes back is another member.
-pub fn take(dir: &Path) -> Result<Flock<fs::File>, StartError> {
-    let failed = |what: &str, error| StartError::System { what: format!("{what} {}", dir.display()), error };
-    fs::DirBuilder::new().recursive(true).create(dir).map_err(|error| failed("cannot make the store", error))?;
-    let lock = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK));
-    let lock = lock.map_err(|error| failed("cannot write in the store", error))?;
-    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| StartError::InUse(dir.to_owned()))?;
-    for entry in fs::read_dir(dir).map_err(|error| failed("cannot read the store", error))? {
-        let entry = entry.map_err(|error| failed("cannot read the store", error))?;
-        if entry.file_name().to_string_lossy().parse::<JobId>().is_ok() {
-            fs::remove_dir_all(entry.path()).map_err(|error| failed("cannot clear the store", error))?;
+/// Takes possession of a store. What an earlier daemon left there is removed: it is not needed, because a daemon that comes back
+/// is another member.
+pub fn take(store: &Folder) -> Result<Flock<fs::File>, StartError> {
+    let failed = |what: &str, error: FolderError| StartError::System {
+        what: format!("{what} {}", store.path().display()),
+        error: error.into(),
+    };
+    let lock = store.append(LOCK).map_err(|error| failed("cannot write in the store", error))?;
+    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| StartError::InUse(store.path().to_owned()))?;
+    for name in store.names().map_err(|error| failed("cannot read the store", error))? {
+        if name.parse::<JobId>().is_ok() {
+            store.remove_all(&name).map_err(|error| failed("cannot clear the store", error))?;
         }
     }
     Ok(lock)
@@ -153,22 +211,61 @@ impl Sums {
 /// The open files, and which segments there are.
 #[derive(Debug)]
 pub struct Files {
-    dir: PathBuf,
+    store: Arc<Folder>,
     durable: bool,
+    /// Of processes.
+    folders: HashMap<ProcessId, Folder>,
     open: HashMap<(File, u64), fs::File>,
     segments: HashMap<File, BTreeMap<u64, Sums>>,
     /// Written since the last [`Files::sync`].
     touched: HashSet<(File, u64)>,
     /// The files that are set aside, with their lengths, the longest last: that is the next one to be used.
-    spares: HashMap<ProcessId, Vec<(u64, PathBuf)>>,
+    spares: HashMap<ProcessId, Vec<(u64, String)>>,
     /// The number of the next one.
     next_spare: u64,
 }
 
 impl Files {
-    pub fn new(dir: PathBuf, durable: bool) -> Self {
-        let (open, segments, touched, spares) = Default::default();
-        Files { dir, durable, open, segments, touched, spares, next_spare: 0 }
+    pub fn new(store: Arc<Folder>, durable: bool) -> Self {
+        let (folders, open, segments, touched, spares) = Default::default();
+        Files { store, durable, folders, open, segments, touched, spares, next_spare: 0 }
+    }
+
+    /// Where the files are, for people.
+    pub fn path(&self) -> &Path {
+        self.store.path()
+    }
+
+    /// Where the segment of a position is, for people.
+    pub fn path_of(&self, file: File, position: u64) -> PathBuf {
+        process_dir(self.store.path(), file.process()).join(name(file, Self::place(file, position).0))
+    }
+
+    /// The folder of a process, which is made if need be.
+    fn folder(&mut self, process: ProcessId) -> Result<&Folder, FolderError> {
+        self.folder_by(process, Folder::subfolder)
+    }
+
+    /// The same, which must be there.
+    fn folder_there(&mut self, process: ProcessId) -> Result<&Folder, FolderError> {
+        self.folder_by(process, Folder::subfolder_there)
+    }
+
+    fn folder_by(
+        &mut self,
+        process: ProcessId,
+        by: impl Fn(&Folder, &str) -> Result<Folder, FolderError>,
+    ) -> Result<&Folder, FolderError> {
+        if self.folders.len() >= OPEN && !self.folders.contains_key(&process) {
+            self.folders.clear();
+        }
+        match self.folders.entry(process) {
+            Entry::Occupied(folder) => Ok(folder.into_mut()),
+            Entry::Vacant(vacant) => {
+                let job = by(&self.store, &process.job.to_string())?;
+                Ok(vacant.insert(by(&job, &process.rank.to_string())?))
+            }
+        }
     }
 
     /// The segment of a position, and the position in it.
@@ -183,30 +280,45 @@ impl Files {
         if self.open.len() >= OPEN && !self.open.contains_key(&(file, segment)) {
             self.open.clear();
         }
-        let path = path(&self.dir, file, segment);
-        match self.open.entry((file, segment)) {
-            std::collections::hash_map::Entry::Occupied(open) => Ok(open.into_mut()),
-            std::collections::hash_map::Entry::Vacant(vacant) => {
-                let new = create && !self.segments.get(&file).is_some_and(|segments| segments.contains_key(&segment));
-                if new {
-                    let process = process_dir(&self.dir, file.process());
-                    fs::DirBuilder::new().recursive(true).create(&process)?;
-                    if let File::Image(process, _) = file
-                        && let Some((_, spare)) = self.spares.get_mut(&process).and_then(Vec::pop)
-                    {
-                        // Without it the image gets a file of its own.
-                        _ = fs::rename(spare, &path);
-                    }
-                }
-                let opened = fs::File::options().read(true).write(true).create(create).truncate(false).mode(0o600).open(&path)?;
-                if new {
-                    self.segments.entry(file).or_default().insert(segment, Sums::default());
-                    if self.durable {
-                        sync_dirs(&self.dir, &path)?;
-                    }
-                }
-                Ok(vacant.insert(opened))
-            }
+        if !self.open.contains_key(&(file, segment)) {
+            let is_known = self.segments.get(&file).is_some_and(|segments| segments.contains_key(&segment));
+            let opened = if create && !is_known { self.create(file, segment)? } else { self.open_again(file, segment, create)? };
+            self.open.insert((file, segment), opened);
+        }
+        Ok(&self.open[&(file, segment)])
+    }
+
+    /// A file that was not there. What has its name all the same could not be removed before, or is not ours.
+    fn create(&mut self, file: File, segment: u64) -> io::Result<fs::File> {
+        let (process, name) = (file.process(), name(file, segment));
+        let spare = match file {
+            File::Image(..) => self.spares.get_mut(&process).and_then(Vec::pop),
+            File::Journal(_) | File::Stream(..) => None,
+        };
+        let durable = self.durable;
+        let folder = self.folder(process)?;
+        // Without it the image gets a file of its own.
+        let reused = spare.and_then(|(_, spare)| folder.rename(&spare, &name).ok()).and_then(|()| folder.update(&name).ok());
+        let opened = match reused {
+            Some(file) => file,
+            None => folder.replace(&name)?,
+        };
+        if durable {
+            folder.sync()?;
+            self.store.subfolder_there(&process.job.to_string())?.sync()?;
+            self.store.sync()?;
+        }
+        self.segments.entry(file).or_default().insert(segment, Sums::default());
+        Ok(opened)
+    }
+
+    /// A file that was there. If it is to be written and somebody has removed it, a new one.
+    fn open_again(&mut self, file: File, segment: u64, create: bool) -> io::Result<fs::File> {
+        let name = name(file, segment);
+        let folder = if create { self.folder(file.process())? } else { self.folder_there(file.process())? };
+        match folder.update(&name) {
+            Err(error) if create && error.kind() == io::ErrorKind::NotFound => Ok(folder.create_new(&name)?),
+            opened => Ok(opened?),
         }
     }
 
@@ -222,6 +334,7 @@ impl Files {
             if let Err(error) = self.open(file, segment, true).and_then(|opened| opened.write_all_at(now, at)) {
                 // What is behind the name may be another file when it is tried again.
                 self.open.remove(&(file, segment));
+                self.folders.remove(&file.process());
                 if self.remove_spares() {
                     continue;
                 }
@@ -276,45 +389,51 @@ impl Files {
     fn remove(&mut self, file: File, segment: u64) {
         self.open.remove(&(file, segment));
         self.touched.remove(&(file, segment));
-        let path = path(&self.dir, file, segment);
-        if let File::Image(process, _) = file {
-            _ = fs::remove_file(code_path(&path));
-            if self.set_aside(process, &path).is_ok() {
+        let (process, name) = (file.process(), name(file, segment));
+        if let File::Image(..) = file {
+            let removed = self.folder_there(process).map(|folder| folder.remove(&code_name(&name)));
+            if removed.is_ok() && self.set_aside(process, &name).is_ok() {
                 return;
             }
         }
         // What cannot be removed is removed with the job.
-        _ = fs::remove_file(&path);
+        _ = self.folder_there(process).map(|folder| folder.remove(&name));
     }
 
     /// Keeps the file of an image, without its name, unless it is being read or there are enough of them that are longer.
-    fn set_aside(&mut self, process: ProcessId, image: &Path) -> io::Result<()> {
+    fn set_aside(&mut self, process: ProcessId, image: &str) -> io::Result<()> {
+        let spare = format!("spare.{}", self.next_spare);
+        let file = self.folder_there(process)?.read(image)?;
+        let length = file.metadata()?.len();
         let spares = self.spares.entry(process).or_default();
-        let kept = fs::symlink_metadata(image)?;
-        if !kept.is_file() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        if spares.len() >= SPARES && spares[0].0 >= kept.len() {
+        if spares.len() >= SPARES && spares[0].0 >= length {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let file = fs::File::open(image)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        let spare = image.with_file_name(format!("spare.{}", self.next_spare));
-        fs::rename(image, &spare)?;
+        let folder = self.folder_there(process)?;
+        folder.rename(image, &spare)?;
         self.next_spare += 1;
-        if spares.len() >= SPARES {
-            _ = fs::remove_file(spares.remove(0).1);
+        let spares = self.spares.entry(process).or_default();
+        let shortest = (spares.len() >= SPARES).then(|| spares.remove(0).1);
+        let longer = spares.partition_point(|(of, _)| *of <= length);
+        spares.insert(longer, (length, spare));
+        if let Some(shortest) = shortest {
+            _ = self.folder_there(process)?.remove(&shortest);
         }
-        let longer = spares.partition_point(|(length, _)| *length <= kept.len());
-        spares.insert(longer, (kept.len(), spare));
         Ok(())
     }
 
     /// Makes room. False: there were none.
     fn remove_spares(&mut self) -> bool {
-        let spares: Vec<(u64, PathBuf)> = std::mem::take(&mut self.spares).into_values().flatten().collect();
-        spares.iter().for_each(|(_, spare)| _ = fs::remove_file(spare));
-        !spares.is_empty()
+        let spares = std::mem::take(&mut self.spares);
+        let mut any = false;
+        for (process, spare) in
+            spares.into_iter().flat_map(|(process, spares)| spares.into_iter().map(move |(_, spare)| (process, spare)))
+        {
+            any = true;
+            _ = self.folder_there(process).map(|folder| folder.remove(&spare));
+        }
+        any
     }
 
     /// Nothing before the position is needed.
@@ -337,33 +456,35 @@ impl Files {
         self.touched.retain(|(file, _)| !is_gone(file.process()));
         self.segments.retain(|file, _| !is_gone(file.process()));
         self.spares.retain(|process, _| !is_gone(*process));
+        self.folders.retain(|process, _| !is_gone(*process));
     }
 
     /// Removes everything of a process.
     pub fn remove_process(&mut self, process: ProcessId) {
         self.forget(|of| of == process);
-        _ = fs::remove_dir_all(process_dir(&self.dir, process));
+        let job = self.store.subfolder_there(&process.job.to_string());
+        _ = job.and_then(|job| job.remove_all(&process.rank.to_string()));
     }
 
     /// Removes everything of a job.
     pub fn remove_job(&mut self, job: JobId) {
         self.forget(|of| of.job == job);
-        _ = fs::remove_dir_all(self.dir.join(job.to_string()));
+        _ = self.store.remove_all(&job.to_string());
     }
-}
-
-/// The directories above a new file, up to the store's own, are on the disk.
-fn sync_dirs(store: &Path, file: &Path) -> io::Result<()> {
-    let above = file.ancestors().skip(1).take_while(|dir| dir.starts_with(store));
-    above.into_iter().try_for_each(|dir| fs::File::open(dir)?.sync_all())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
     use radic_wire::determinant::{ConnectionId, StreamId};
     use radic_wire::ids::Rank;
 
     use super::*;
+
+    fn store(dir: &Path) -> Arc<Folder> {
+        Arc::new(Folder::open(dir).unwrap())
+    }
 
     fn process() -> ProcessId {
         ProcessId { job: JobId::from_bits(0xab), rank: Rank(7) }
@@ -381,7 +502,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let connection = ConnectionId { opener: process(), number: 3 };
         for file in [File::Journal(process()), File::Stream(process(), StreamId { connection, from_opener: true })] {
-            let mut files = Files::new(dir.path().to_owned(), true);
+            let mut files = Files::new(store(dir.path()), true);
             let (position, bytes) = (SEGMENT * 2 - 5, b"0123456789".to_vec());
             files.write(&Write { file, position, bytes: bytes.into() }).unwrap();
             files.sync().unwrap();
@@ -401,7 +522,7 @@ mod tests {
     #[test]
     fn a_log_is_read_as_it_was_written_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut files, file) = (Files::new(dir.path().to_owned(), false), File::Journal(process()));
+        let (mut files, file) = (Files::new(store(dir.path()), false), File::Journal(process()));
         let all: Vec<u8> = (0..300_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut write = |from: usize, to: usize| {
             files.write(&Write { file, position: 5 + from as u64, bytes: all[from..to].to_vec().into() }).unwrap();
@@ -435,7 +556,7 @@ mod tests {
     #[test]
     fn an_image_is_written_over_one_that_is_not_needed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::new(dir.path().to_owned(), true);
+        let mut files = Files::new(store(dir.path()), true);
         let inode = |number| fs::metadata(image_path(dir.path(), process(), number)).unwrap().ino();
         write(&mut files, image(1), b"one");
         let first = inode(1);
@@ -466,15 +587,15 @@ mod tests {
     #[test]
     fn an_image_that_is_read_stays_what_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::new(dir.path().to_owned(), false);
-        let path = image_path(dir.path(), process(), 1);
+        let mut files = Files::new(store(dir.path()), false);
+        let place = |files: &Files| ImagePlace::of(&files.store, process(), 1);
         write(&mut files, image(1), b"one");
-        let reader = open_image(&path).unwrap();
+        let reader = place(&files).unwrap().open().unwrap();
         files.delete(image(1));
         write(&mut files, image(2), b"two");
         assert_eq!(std::io::read_to_string(reader).unwrap(), "one");
         assert_eq!(names(dir.path()), ["image.2"]);
-        assert_eq!(open_image(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(place(&files).unwrap().open().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
@@ -483,16 +604,59 @@ mod tests {
         let old = dir.path().join("0123456789ab/3");
         fs::create_dir_all(&old).unwrap();
         fs::write(dir.path().join("not ours"), "").unwrap();
-        let lock = take(dir.path()).unwrap();
+        let taken = || take(&store(dir.path()));
+        let lock = taken().unwrap();
         assert!(!old.exists() && dir.path().join("not ours").exists());
-        assert!(matches!(take(dir.path()), Err(StartError::InUse(_))));
+        assert!(matches!(taken(), Err(StartError::InUse(_))));
         drop(lock);
-        take(dir.path()).unwrap();
+        taken().unwrap();
     }
 
     #[test]
     fn the_code_lies_beside_its_image() {
         let image = image_path(Path::new("/s"), process(), 12);
-        assert_eq!(code_path(&image), Path::new("/s/0000000000ab/7/image.12.mac"));
+        assert_eq!(image, Path::new("/s/0000000000ab/7/image.12"));
+        assert_eq!(code_name("image.12"), "image.12.mac");
+    }
+
+    /// Whatever is put under the names of the store while it is used.
+    #[test]
+    fn nothing_is_written_through_a_link_nor_outside_of_the_folder_that_was_opened() {
+        let place = tempfile::tempdir().unwrap();
+        let (dir, moved, victims) = (place.path().join("store"), place.path().join("moved"), place.path().join("victims"));
+        let its = Folder::make_all(&dir).unwrap();
+        fs::create_dir(&victims).unwrap();
+        let victim = victims.join("victim");
+        fs::write(&victim, "precious").unwrap();
+        let mut files = Files::new(Arc::new(its), true);
+        // A link in the place of a file that is new, and of one that is opened again.
+        let names = process_dir(&dir, process());
+        Folder::make_all(&names).unwrap();
+        symlink(&victim, names.join("image.1")).unwrap();
+        symlink(&victim, names.join("image.1.mac")).unwrap();
+        write(&mut files, image(1), b"one");
+        ImagePlace::of(&files.store, process(), 1).unwrap().write_code(b"code", true).unwrap();
+        assert_eq!(fs::read_to_string(names.join("image.1")).unwrap(), "one");
+        files.open.clear();
+        fs::rename(names.join("image.1"), names.join("other")).unwrap();
+        symlink(&victim, names.join("image.1")).unwrap();
+        assert!(files.write(&Write { file: image(1), position: 0, bytes: b"again".to_vec().into() }).is_err());
+        assert!(files.read(image(1), 0, 3).is_err() && ImagePlace::of(&files.store, process(), 1).unwrap().open().is_err());
+        // A link in the place of a folder, and a folder that others may write to.
+        let other = ProcessId { rank: Rank(8), ..process() };
+        symlink(&victims, process_dir(&dir, other)).unwrap();
+        assert!(files.write(&Write { file: File::Image(other, 1), position: 0, bytes: b"x".to_vec().into() }).is_err());
+        files.remove_process(other);
+        let shared = ProcessId { rank: Rank(9), ..process() };
+        fs::create_dir(process_dir(&dir, shared)).unwrap();
+        fs::set_permissions(process_dir(&dir, shared), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(files.write(&Write { file: File::Image(shared, 1), position: 0, bytes: b"x".to_vec().into() }).is_err());
+        // Another folder in the place of the store.
+        fs::rename(&dir, &moved).unwrap();
+        fs::create_dir(&dir).unwrap();
+        files.write(&Write { file: File::Journal(process()), position: 0, bytes: b"x".to_vec().into() }).unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "what was opened is written to");
+        assert_eq!(fs::metadata(process_dir(&moved, process())).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!((fs::read_to_string(&victim).unwrap().as_str(), fs::read_dir(&victims).unwrap().count()), ("precious", 1));
     }
 }

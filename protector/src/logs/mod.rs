@@ -54,6 +54,8 @@
 //! - *Reading stops before memory is full*: a connection is not read while the store has no room for what it brings (images and payload at
 //!   twice the process's share, its journal later), while its replica is behind, or while it takes no answers. Payload over twice the
 //!   bound of the log waits for a commit; images never wait for that.
+//! - *A disk that does not answer is told* ([`What::Disk`], [`Config::patience`]): the service's thread looks at what the
+//!   others are at. Its end waits for none of them for long.
 //! - *What is reported as written has no gap*: writes of a process are done in order, also when they are tried again; what was written
 //!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
 //! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written
@@ -87,9 +89,11 @@ mod files;
 mod send;
 mod service;
 mod verify;
+mod waker;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::key::ClusterKey;
@@ -101,6 +105,9 @@ pub use self::fetch::{Assembling, Layer, fetch};
 pub use self::verify::{BadImage, open_verified};
 pub use crate::logserver::{Event, Reply, Status, StoreOrder, What};
 use crate::store::{NoRestart, Restart};
+
+/// A disk that takes longer for one thing is told: a busy one takes seconds.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the service needs to know at its start.
 #[derive(Debug, Clone)]
@@ -121,6 +128,8 @@ pub struct Config {
     pub processes: usize,
     /// Most connections.
     pub connections: usize,
+    /// Time after which it is told that the disk has not answered.
+    pub patience: Duration,
     /// How what is said on connections is protected. What this service asks of another one is protected as that one wants.
     pub cover: Cover,
 }
@@ -158,6 +167,7 @@ impl Config {
             image: 1 << 40,
             processes: 16_384,
             connections: 65_536,
+            patience: PATIENCE,
             cover: Cover::Encrypted,
         }
     }
@@ -237,4 +247,7 @@ enum Request {
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),
     Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64, Answer<Result<Restart, NoRestart>>),
     End,
+    /// As if the disk did not answer until the other end is dropped.
+    #[cfg(test)]
+    Hang(std::sync::mpsc::Receiver<()>),
 }

@@ -11,8 +11,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -25,13 +24,16 @@ use radic_wire::process::Protection;
 use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
 use super::connection::{Connection, Interest, Watch};
-use super::disk::{self, Done, Order, Waker};
+use super::disk::{self, Done, Order};
 use super::files::{self, Files};
 use super::send::Sending;
 use super::verify::{self, Task, Verdict};
+use super::waker::Waker;
 use super::{Answer, Config, Event, Logs, Request, StartError};
-use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, What};
+use crate::folder::Folder;
+use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, Status, What};
 use crate::store::{self, NoRestart, Restart};
+use crate::watched::{Change, Looks, Thread, end_all};
 
 /// Requests that may wait; then asking blocks.
 const REQUESTS: usize = 4_096;
@@ -45,6 +47,11 @@ const READY: usize = 256;
 const WRITING: usize = 32 << 20;
 /// Bytes of one write.
 const WRITE: usize = limits::LOG_CHUNK;
+/// Of the time that a disk has to answer, the part after which the threads that ask it are looked at again.
+const LOOKS: u32 = 4;
+/// Time that the service's thread has at the daemon's end, and of that what those have that are at a disk.
+const END: Duration = Duration::from_secs(5);
+const END_OF_DISK: Duration = Duration::from_secs(3);
 const LISTENER: u64 = 0;
 const WAKER: u64 = 1;
 const BULK: u64 = 2;
@@ -57,7 +64,7 @@ pub struct Running {
     pub dir: PathBuf,
     requests: SyncSender<Request>,
     waker: Waker,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 impl Running {
@@ -79,8 +86,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.ask(Request::End);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A panic of the thread has been printed; there is nothing to add.
-        _ = thread.map(JoinHandle::join);
+        thread.into_iter().for_each(|thread| _ = thread.end(Instant::now() + END));
     }
 }
 
@@ -90,16 +96,17 @@ pub fn start(config: Config) -> Result<(Logs, tokio_mpsc::Receiver<Event>), Star
         let what = what.to_owned();
         move |error| StartError::System { what, error }
     };
-    let lock = files::take(&config.dir)?;
+    let store = Folder::make_all(&config.dir).map_err(|error| system("the store")(error.into()))?;
+    let lock = files::take(&store)?;
     let listener = bound(SocketAddr::new(config.address, 0)).map_err(system("the log service cannot listen"))?;
     let address = listener.local_addr().map_err(system("the log service has no address"))?;
     let waker = Waker::new().map_err(system("the log service gets no event descriptor"))?;
     let (requests, receiver) = mpsc::sync_channel(REQUESTS);
     let (events, events_receiver) = tokio_mpsc::channel(EVENTS);
     let dir = config.dir.clone();
-    let service = Service::new(config, lock, listener, waker.clone(), receiver, events);
+    let service = Service::new(config, Arc::new(store), lock, listener, waker.clone(), receiver, events);
     let service = service.map_err(system("the log service cannot start"))?;
-    let thread = thread::Builder::new().name("logs".into()).spawn(|| service.run());
+    let thread = Thread::start("logs", |_| service.run());
     let thread = Mutex::new(Some(thread.map_err(system("the log service gets no thread"))?));
     Ok((Logs(std::sync::Arc::new(Running { address, dir, requests, waker, thread })), events_receiver))
 }
@@ -140,7 +147,9 @@ pub struct Service {
     pub touched: Vec<ConnectionNumber>,
     pub orders: Option<Sender<Order>>,
     tasks: Option<Sender<Task>>,
-    workers: Vec<JoinHandle<()>>,
+    /// The threads that are at the disk, and whether each is known to hang.
+    workers: Vec<(Thread, Looks)>,
+    look_at: Instant,
     done: Receiver<Done>,
     verdicts: Receiver<Verdict>,
     requests: Receiver<Request>,
@@ -154,6 +163,7 @@ pub struct Service {
 impl Service {
     fn new(
         config: Config,
+        store: Arc<Folder>,
         lock: Flock<fs::File>,
         listener: TcpListener,
         waker: Waker,
@@ -166,16 +176,16 @@ impl Service {
         urgent.add(&bulk.0, EpollEvent::new(EpollFlags::EPOLLIN, BULK))?;
         let (orders, order_receiver) = mpsc::channel();
         let (done_sender, done) = mpsc::channel();
-        let sending = Sending::new(config.dir.clone(), done_sender.clone(), waker.clone());
-        let files = Files::new(config.dir.clone(), config.durable);
+        let sending = Sending::new(store.clone(), done_sender.clone(), waker.clone());
+        let files = Files::new(store.clone(), config.durable);
         let wake = waker.clone();
-        let disk =
-            thread::Builder::new().name("logs disk".into()).spawn(|| disk::run(files, order_receiver, done_sender, wake))?;
+        let disk = Thread::start("logs disk", |watched| disk::run(files, order_receiver, done_sender, wake, watched))?;
         let (tasks, task_receiver) = mpsc::channel();
         let (verdict_sender, verdicts) = mpsc::channel();
-        let (dir, key, durable, wake) = (config.dir.clone(), config.key.clone(), config.durable, waker.clone());
-        let verifier = thread::Builder::new().name("logs verify".into());
-        let verifier = verifier.spawn(move || verify::run(&dir, &key, durable, task_receiver, verdict_sender, wake))?;
+        let (key, durable, wake) = (config.key.clone(), config.durable, waker.clone());
+        let verifier = Thread::start("logs verify", move |watched| {
+            verify::run(&store, &key, durable, task_receiver, verdict_sender, (wake, watched));
+        })?;
         Ok(Service {
             server: LogServer::new(bounds(&config)),
             config,
@@ -192,7 +202,8 @@ impl Service {
             touched: Vec::new(),
             orders: Some(orders),
             tasks: Some(tasks),
-            workers: vec![disk, verifier],
+            workers: [disk, verifier].map(|thread| (thread, Looks::default())).into(),
+            look_at: Instant::now(),
             done,
             verdicts,
             requests,
@@ -208,7 +219,7 @@ impl Service {
         // The workers end when no more orders can come.
         (self.orders, self.tasks) = (None, None);
         self.sending.end();
-        self.workers.drain(..).for_each(|worker| _ = worker.join());
+        end_all(self.workers.drain(..).map(|(thread, _)| thread), END_OF_DISK);
     }
 
     /// One round; false: the service is to end.
@@ -258,15 +269,52 @@ impl Service {
         if !self.again.is_empty() {
             return EpollTimeout::ZERO;
         }
-        let next = self.server.poll_timeout().map(|at| self.begun + at).into_iter().chain(self.accept_again).min();
+        let next = self.server.poll_timeout().map(|at| self.begun + at);
+        let next = next.into_iter().chain(self.accept_again).fold(self.look_at, Instant::min);
         // Rounded up: a round before its time would find nothing to do.
-        next.map_or(EpollTimeout::NONE, |at| {
-            let wait = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            EpollTimeout::try_from(wait).unwrap_or(EpollTimeout::MAX)
-        })
+        let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        EpollTimeout::try_from(wait).unwrap_or(EpollTimeout::MAX)
+    }
+
+    /// A disk that hangs says nothing: the threads that ask it are looked at.
+    fn look_at_disk(&mut self, now: Instant) {
+        let patience = self.config.patience;
+        self.look_at = now + patience / LOOKS;
+        let changes = self.workers.iter_mut().filter_map(|(thread, looks)| looks.look(thread.watched(), now, patience));
+        let dir = self.config.dir.display();
+        let told = |change| match change {
+            Change::Hangs(begun, since) => {
+                let text = format!(
+                    "no answer since {} s: {begun}; what is logged here waits for it: see to the disk of {dir}",
+                    since.as_secs()
+                );
+                Event { what: What::Disk, process: None, text }
+            }
+            Change::GoesOn(begun) => {
+                let since = now.saturating_duration_since(begun.since).as_secs();
+                Event {
+                    what: What::DiskWell,
+                    process: None,
+                    text: format!("the disk of {dir} answers again, within {since} s: {begun}"),
+                }
+            }
+        };
+        let events: Vec<Event> = changes.map(told).collect();
+        events.into_iter().for_each(|event| self.tell(event));
+    }
+
+    /// What is said of processes, with the disk as their reason to wait if it hangs.
+    pub fn with_disk<'a>(&self, processes: impl IntoIterator<Item = &'a mut (ProcessId, Status)>) {
+        let Some(begun) = self.workers.iter().find_map(|(_, looks)| looks.told()) else { return };
+        let why = format!("the disk does not answer since {} s: {begun}", begun.since.elapsed().as_secs());
+        processes.into_iter().for_each(|(_, status)| _ = status.waits.get_or_insert_with(|| why.clone()));
     }
 
     fn handle_timeouts(&mut self, mut accept: bool) {
+        let now = Instant::now();
+        if self.look_at <= now {
+            self.look_at_disk(now);
+        }
         if let Some(at) = self.server.poll_timeout() {
             let now = self.now();
             if at <= now {
@@ -399,4 +447,44 @@ fn flags(interest: Interest) -> EpollFlags {
     let read = if interest.read { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
     let write = if interest.write { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
     read | write
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::key::ClusterKey;
+
+    use super::*;
+
+    /// Far more than anything takes.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn next(events: &mut tokio_mpsc::Receiver<Event>) -> Event {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let event = runtime.block_on(async { tokio::time::timeout(LIMIT, events.recv()).await });
+        event.expect("it is not told").expect("the service lives")
+    }
+
+    #[test]
+    fn a_disk_that_hangs_is_told_so_is_that_it_goes_on_and_the_end_does_not_wait_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::new([127, 0, 0, 1].into(), dir.path().into(), ClusterKey::from_bytes([3; 32]));
+        let (logs, mut events) = start(Config { patience: Duration::from_millis(100), ..config }).unwrap();
+        let (goes_on, until) = mpsc::channel();
+        logs.0.ask(Request::Hang(until));
+        let Event { what, process, text } = next(&mut events);
+        assert_eq!((what, process), (What::Disk, None));
+        assert!(text.starts_with("no answer since 0 s: write of ") && text.contains(dir.path().to_str().unwrap()), "{text}");
+        drop(goes_on);
+        let Event { what, text, .. } = next(&mut events);
+        assert_eq!(what, What::DiskWell, "{text}");
+        let (_goes_on, until) = mpsc::channel();
+        logs.0.ask(Request::Hang(until));
+        assert_eq!(next(&mut events).what, What::Disk);
+        let (ends, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(logs);
+            _ = ends.send(());
+        });
+        assert!(ended.recv_timeout(END * 4).is_ok(), "the end waits for the disk");
+    }
 }

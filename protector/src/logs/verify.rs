@@ -4,8 +4,7 @@
 //! key that no process has ([`JobKey::derive_for_nodes`]). A restart checks it: [`open_verified`].
 
 use std::fs;
-use std::io::{self, BufRead, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufRead, Read, Seek};
 use std::path::Path;
 use std::sync::mpsc;
 
@@ -14,10 +13,12 @@ use radic_wire::ids::ProcessId;
 use radic_wire::key::ClusterKey;
 use radic_wire::mac::{Code, JobKey, MAC, Purpose};
 
-use super::disk::Waker;
-use super::files::{code_path, image_path, open_image};
+use super::files::{ImagePlace, image_path};
+use super::waker::Waker;
 use crate::fetching::WRONG_CODE;
+use crate::folder::Folder;
 use crate::logserver::Verification;
+use crate::watched::Watched;
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
@@ -55,18 +56,17 @@ pub struct Verdict {
 
 /// Verifies images until `tasks` ends. At most one image of a process is under way, so neither queue grows beyond their number.
 pub fn run(
-    dir: &Path,
+    store: &Folder,
     key: &ClusterKey,
     durable: bool,
     tasks: mpsc::Receiver<Task>,
     verdicts: mpsc::Sender<Verdict>,
-    waker: Waker,
+    (waker, watched): (Waker, &Watched),
 ) {
     for Task(of) in tasks {
-        let Verification { process, parent, .. } = of;
-        let key = JobKey::derive_for_nodes(key, process.job);
-        let parent = parent.map(|parent| image_path(dir, process, parent));
-        let result = verify(dir, &of, parent.as_deref(), &key, durable);
+        let key = JobKey::derive_for_nodes(key, of.process.job);
+        let path = image_path(store.path(), of.process, of.image);
+        let result = watched.during("verification of", &path, || verify(store, &of, &key, durable, watched));
         if verdicts.send(Verdict { of, result }).is_err() {
             return;
         }
@@ -74,51 +74,47 @@ pub fn run(
     }
 }
 
-fn verify(dir: &Path, of: &Verification, parent: Option<&Path>, key: &JobKey, durable: bool) -> Result<u64, BadImage> {
-    let Verification { process, image: number, bytes, .. } = *of;
-    let path = &image_path(dir, process, number);
-    let file = open_image(path)?;
+fn verify(store: &Folder, of: &Verification, key: &JobKey, durable: bool, watched: &Watched) -> Result<u64, BadImage> {
+    let Verification { process, image: number, parent, bytes, .. } = *of;
+    let place = ImagePlace::of(store, process, number)?;
+    let file = place.open()?;
     if file.metadata()?.len() > bytes {
-        end_at(path, bytes, durable)?;
+        place.end_at(bytes, durable)?;
     }
-    let mut input = Coded { input: file, code: begin(key, process, number), bytes: 0 };
+    let mut input = Coded { input: file, code: begin(key, process, number), bytes: 0, watched };
     let mut reader = io::BufReader::with_capacity(PIECE, &mut input);
     let (header, _) = image::verify(&mut reader)?;
     // The code is over all of the file, so all of it must be the image.
     if !reader.fill_buf()?.is_empty() {
         return Err(image::ImageError::from(image::FormatError::Invalid("bytes follow its end")).into());
     }
-    let expected = parent.map(image::chain::read_header).transpose()?.map_or(0, |parent| parent.id);
-    if header.parent != expected {
+    let id_of = |parent: u64| -> Result<u64, BadImage> {
+        Ok(image::chain::header_of(&ImagePlace::of(store, process, parent)?.open()?)?.id)
+    };
+    if header.parent != parent.map(id_of).transpose()?.unwrap_or(0) {
         return Err(BadImage::Parent { parent: header.parent });
     }
-    write_code(&code_path(path), &input.code.finish(), durable)?;
+    place.write_code(&input.code.finish(), durable)?;
     Ok(input.bytes)
-}
-
-/// The file was another image's, and a longer one.
-fn end_at(path: &Path, bytes: u64, durable: bool) -> io::Result<()> {
-    let file = fs::File::options().write(true).open(path)?;
-    file.set_len(bytes)?;
-    if durable { file.sync_all() } else { Ok(()) }
 }
 
 /// Opens an image, the file `path`, and checks the code of what it has opened (`path` with `.mac`). The file is at its beginning, and stays what it is whatever becomes
 /// of its name.
 pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
-    read_verified(path, key, process, image, |_| Ok(()))
+    read_verified(&ImagePlace::at(path)?, key, process, image, &Watched::default(), |_| Ok(()))
 }
 
-/// The same; meanwhile `see` gets the bytes, of which it is not known yet whether they are the image.
+/// The same of an image at its place; meanwhile `see` gets the bytes, of which it is not known yet whether they are the image.
 pub fn read_verified(
-    path: &Path,
+    place: &ImagePlace,
     key: &JobKey,
     process: ProcessId,
     image: u64,
+    watched: &Watched,
     mut see: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<fs::File, BadImage> {
-    let stored = read_code(path)?;
-    let mut input = Coded { input: open_image(path)?, code: begin(key, process, image), bytes: 0 };
+    let stored = read_code(place)?;
+    let mut input = Coded { input: place.open()?, code: begin(key, process, image), bytes: 0, watched };
     let mut piece = vec![0; PIECE];
     loop {
         match input.read(&mut piece)? {
@@ -134,9 +130,9 @@ pub fn read_verified(
 }
 
 /// The code beside an image.
-pub fn read_code(image: &Path) -> Result<[u8; MAC], BadImage> {
+pub fn read_code(image: &ImagePlace) -> Result<[u8; MAC], BadImage> {
     let mut stored = Vec::new();
-    let code = fs::File::open(code_path(image)).map_err(|_| BadImage::Code)?;
+    let code = image.read_code().map_err(|_| BadImage::Code)?;
     code.take(MAC as u64 + 1).read_to_end(&mut stored)?;
     stored.try_into().map_err(|_| BadImage::Code)
 }
@@ -149,28 +145,20 @@ pub fn begin(key: &JobKey, process: ProcessId, image: u64) -> Code {
     code
 }
 
-/// Codes what is read.
-struct Coded {
+/// Codes what is read, and says that it goes on.
+struct Coded<'a> {
     input: fs::File,
     code: Code,
     bytes: u64,
+    watched: &'a Watched,
 }
 
-impl Read for Coded {
+impl Read for Coded<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let length = self.input.read(out)?;
+        self.watched.goes_on();
         self.code.update(&out[..length]);
         self.bytes += length as u64;
         Ok(length)
     }
-}
-
-fn write_code(path: &Path, code: &[u8; MAC], durable: bool) -> io::Result<()> {
-    let mut file = fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(path)?;
-    file.write_all(code)?;
-    if durable {
-        file.sync_all()?;
-        path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())?;
-    }
-    Ok(())
 }

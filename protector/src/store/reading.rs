@@ -37,13 +37,6 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes of a committed image from `offset`, at most `most`; `Err(length)` if the file has them.
-    pub fn read_image(&self, id: ProcessId, number: u64, offset: u64, most: usize) -> Option<Result<Vec<u8>, usize>> {
-        let process = self.processes.get(&id)?;
-        let image = process.images.committed.iter().chain(&process.images.incoming).find(|image| image.number == number)?;
-        Some(image.content.read(offset, most))
-    }
-
     /// The length of a committed image that a restart may need.
     pub fn committed_image(&self, id: ProcessId, number: u64) -> Option<u64> {
         let image = self.processes.get(&id)?.images.committed.iter().find(|image| image.number == number)?;

@@ -85,11 +85,11 @@ fn durable_is_in_the_file_when_it_is_acknowledged() {
     }
 }
 
-/// A disk that is full, in the place of a file of process 0, until this path is removed.
+/// A folder in the place of a file of process 0, which cannot be written, as on a disk that is full, until this path is removed.
 fn fill(service: &Service, file: &str) -> PathBuf {
     let dir = service.dir.path().join(format!("{}/0", job()));
     fs::create_dir_all(&dir).unwrap();
-    std::os::unix::fs::symlink("/dev/full", dir.join(file)).unwrap();
+    fs::create_dir(dir.join(file)).unwrap();
     dir.join(file)
 }
 
@@ -101,17 +101,17 @@ fn what_cannot_be_written_is_not_acknowledged_and_is_tried_again() {
     observer.journal(0, b"abc");
     let event = service.event(What::Disk);
     assert_eq!(event.process, Some(observer.speaker.process));
-    assert!(event.text.contains("No space left"), "{}", event.text);
+    assert!(event.text.contains("Is a directory"), "{}", event.text);
     observer.journal(3, b"def");
     service.image(observer.speaker, &begin(0, None, 0, &[]), &image(1, 0, 1));
     observer.expect("ImageRefused { image: 0 }");
-    assert!(service.event(What::Refused).text.contains("No space left"));
+    assert!(service.event(What::Refused).text.contains("Is a directory"));
     assert!(observer.is_silent(), "nothing is held as it should be");
     // Another process has another file.
     let mut other = service.observer(1);
     other.journal(0, b"abc");
     other.expect("JournalStable { position: 3 }");
-    fs::remove_file(full).unwrap();
+    fs::remove_dir(full).unwrap();
     service.event(What::DiskWell);
     while observer.next() != "JournalStable { position: 6 }" {}
     assert_eq!(service.read(observer.speaker.process, LogPart::Journal, 0).unwrap(), b"abcdef");
@@ -142,7 +142,7 @@ fn a_disk_that_takes_nothing_stops_the_reading_before_memory_is_full() {
     assert!(memory < 1 << 20, "{memory}");
     observer.journal(0, b"the gate is open");
     while observer.next() != "JournalStable { position: 16 }" {}
-    fs::remove_file(full).unwrap();
+    fs::remove_dir(full).unwrap();
     service.event(What::DiskWell);
     // Part of a frame was sent on that connection.
     drop(bulk);
