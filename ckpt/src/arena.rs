@@ -6,14 +6,15 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-use crate::dense::Dense;
+use crate::handed::{Handed, MAX_HANDED};
 use crate::image::meta::FileId;
-use crate::interrupted::{WAITS, Wait};
 use crate::maps::ObjectId;
 use crate::pages::Extent;
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
-use crate::signals::{Handed, MAX_HANDED};
+use crate::stretches::Dense;
 use crate::sys::{self, Errno};
+use crate::table::Table;
+use crate::waits::{WAITS, Wait};
 
 /// Where `State` lies.
 pub const STATE_BASE: u64 = 0x3e00_0000_0000;
@@ -75,44 +76,6 @@ pub const SCRATCH: [(u64, usize); 7] =
     [SCRATCH_MAPS, SCRATCH_META, SCRATCH_EXTENTS, SCRATCH_ADVICE, SCRATCH_PACKED, SCRATCH_COPY, SCRATCH_SMALL];
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
-
-/// A bounded list of plain values, valid when all bytes are zero.
-#[repr(C)]
-pub struct Table<T, const N: usize> {
-    len: usize,
-    items: [T; N],
-}
-
-impl<T: Copy, const N: usize> Table<T, N> {
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    /// Adds a value, unless the table is full.
-    #[must_use]
-    pub fn push(&mut self, item: T) -> bool {
-        let free = self.len < N;
-        if free {
-            self.items[self.len] = item;
-            self.len += 1;
-        }
-        free
-    }
-}
-
-impl<T, const N: usize> core::ops::Deref for Table<T, N> {
-    type Target = [T];
-    fn deref(&self) -> &[T] {
-        &self.items[..self.len]
-    }
-}
-
-impl<T, const N: usize> core::ops::DerefMut for Table<T, N> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.items[..self.len]
-    }
-}
 
 /// What a thread says about itself when it parks. All that is not here is in its signal frame.
 #[repr(C)]

@@ -3,14 +3,16 @@
 
 use crate::arena::{self, Guard, Kind, MAX_GUARDS, MAX_SHARED, Shared, Tables, state};
 use crate::crc::crc32c;
-use crate::dense::{self, Stretch};
-use crate::gather::{self, Refusal};
+use crate::dense;
+use crate::gather;
 use crate::image::MetaWriter;
 use crate::image::meta::{Backing, FileId, RegionRef};
 use crate::maps::{self, Line, ObjectId};
 use crate::pages::{Extent, HIDDEN, Scanner, TRACKED, WRITTEN};
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
+use crate::refusal::Refusal;
 use crate::request::Advised;
+use crate::stretches::Stretch;
 use crate::sys::{self, Answer, Errno, call, plain};
 use crate::{files, track};
 

@@ -187,7 +187,7 @@ fn end_like(status: i32) -> ! {
         // The process that ended has left its core already.
         let _ = sys::set_limit(libc::RLIMIT_CORE as usize, &[0, 0]);
         // SAFETY: the default needs no handler.
-        let _ = unsafe { crate::stop::action(signal, Some(&crate::arena::KernelAction::default())) };
+        let _ = unsafe { crate::sigaction::action(signal, Some(&crate::arena::KernelAction::default())) };
         let _ = plain!(libc::SYS_kill, sys::getpid(), signal);
         sys::mask_signals(libc::SIG_SETMASK, 0);
     }

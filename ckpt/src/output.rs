@@ -10,9 +10,9 @@ use lz4_flex::block::{CompressTable, compress_into_with_table};
 use crate::arena::{self, SNAPSHOT_BASE, SNAPSHOT_SPAN, state};
 use crate::hashes::Comparison;
 use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES};
-use crate::image::{Header, ImageWriter, Sink};
+use crate::image::{Header, ImageWriter};
 use crate::pages::Extent;
-use crate::save::{Target, Through};
+use crate::sink::Target;
 use crate::sys::{self, Errno, call};
 
 /// One image to write.
@@ -31,22 +31,6 @@ pub struct Job<'a> {
     pub compress: bool,
     /// Find out by hashes which pages have changed.
     pub comparison: Option<Comparison>,
-}
-
-impl Sink for Target {
-    type Error = Errno;
-    fn put(&mut self, head: &[u8], tail: &[u8]) -> Result<(), Errno> {
-        match self.through {
-            None => sys::write_both(self.fd, head, tail),
-            Some(Through { context, write, .. }) => write(context, self.fd, head, tail).map_err(Errno),
-        }
-    }
-}
-
-impl Target {
-    fn end(self) -> Result<(), Errno> {
-        self.through.map_or(Ok(()), |Through { context, end, .. }| end(context, self.fd).map_err(Errno))
-    }
 }
 
 /// What is to be said about a page.

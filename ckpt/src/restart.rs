@@ -6,14 +6,14 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
+use crate::counter::trap_counter;
 use crate::describe::object_number;
 use crate::files::Fault;
-use crate::launch::trap_counter;
+use crate::hooks::hook;
 use crate::maps::{ObjectId, numbered};
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
-use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, files, owners, rseq, signals, stop};
+use crate::{death, files, owners, rseq, sigaction, signals};
 
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
@@ -100,7 +100,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         let signal = index as i32 + 1;
         if signal != libc::SIGKILL && signal != libc::SIGSTOP && !death::is_before(signal, action) {
             // SAFETY: the program's own handlers.
-            unsafe { stop::action(signal, Some(action)) }.or_fail("a signal disposition");
+            unsafe { sigaction::action(signal, Some(action)) }.or_fail("a signal disposition");
         }
     }
     // The restorer is done, and so is its plan.

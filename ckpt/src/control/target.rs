@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use super::{ControlError, Progress, Saved, failed, receive, whole};
 use crate::image::format::MAGIC;
 use crate::request::{REFUSAL_MAGIC, Request, SECRET_BYTES, SOCKET_NAME, Secret, advice_message};
-use crate::stop::{NUDGE, REQUEST, SECRET_AT, SIGNAL};
+use crate::sigaction::SIGNAL;
+use crate::stop::{NUDGE, REQUEST, SECRET_AT};
 use crate::sys::{self, Errno, call, plain};
 
 /// How long a process may take to connect: longer than it may take to stop its threads.
