@@ -7,10 +7,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::handed::{Handed, MAX_HANDED};
+use crate::image::format::PAGE;
 use crate::image::meta::FileId;
 use crate::maps::ObjectId;
 use crate::pages::Extent;
-use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
+use crate::plan::{MAX_OWNERS, Owner, RESTORER_BASE, RESTORER_SPAN};
 use crate::stretches::Dense;
 use crate::sys::{self, Errno};
 use crate::table::Table;
@@ -352,6 +353,8 @@ pub struct Tables {
     pub timers: Table<PosixTimer, MAX_TIMERS>,
     /// Guard pages.
     pub guards: Table<Guard, MAX_GUARDS>,
+    /// Whom files belong to, as the launcher of a restored process has seen it.
+    pub owners: Table<Owner, MAX_OWNERS>,
     /// Shared mappings.
     pub shared: Table<Shared, MAX_SHARED>,
     /// Dense memory, as of the last image.
@@ -557,7 +560,7 @@ pub fn reserve() -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let spans = [
-        (STATE_BASE, (size_of::<State>() as u64).next_multiple_of(4096), read_write),
+        (STATE_BASE, (size_of::<State>() as u64).next_multiple_of(PAGE), read_write),
         (STACKS_BASE, STACKS_SPAN, read_write),
         (SCRATCH_BASE, SCRATCH_SPAN, read_write),
         (SNAPSHOT_BASE, SNAPSHOT_SPAN, read_write),
@@ -580,7 +583,7 @@ pub fn reserve_for_tests() {
 
 /// Room for `len` bytes of content, mapped and zero.
 pub fn content(tables: &mut Tables, len: u64) -> Result<u64, Errno> {
-    let span = len.next_multiple_of(4096).max(4096);
+    let span = len.next_multiple_of(PAGE).max(PAGE);
     if tables.content_used + span > CONTENT_LIMIT {
         return Err(Errno(libc::EFBIG));
     }

@@ -142,8 +142,9 @@ fn fault(now: &FileId, saved: &FileId, me: u32, writes: bool, path: &[u8]) -> Op
     }
 }
 
-/// Whom a file belongs to. Where this process has no numbers for users and groups, its launcher has seen that.
-fn with_owner(mut file: FileId, owners: &[Owner]) -> FileId {
+/// Whom a file belongs to. Where this process has no numbers for users and groups, its launcher has seen that: also for the images of a restored process, for its next
+/// launcher has numbers.
+pub fn with_owner(mut file: FileId, owners: &[Owner]) -> FileId {
     let known = owners.iter().find(|known| (known.device, known.inode) == (file.device, file.inode));
     if let Some(known) = known {
         for (id, real) in [(&mut file.owner, known.owner), (&mut file.group, known.group)] {

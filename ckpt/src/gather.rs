@@ -5,7 +5,7 @@ use core::cmp::Ordering;
 
 use crate::arena::{self, FILE_LIMIT, Fd, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
 use crate::image::meta::FileId;
-use crate::maps::{self, decimal, field, hex, lines, numbered, numbered_wide};
+use crate::maps::{self, NAME_ROOM, decimal, field, hex, lines, numbered, numbered_wide};
 use crate::refusal::Refusal;
 use crate::request::{self, Advised};
 use crate::sys::{self, Errno, call, plain};
@@ -188,7 +188,7 @@ fn environment(tables: &mut Tables) -> Result<(), Errno> {
     plain!(libc::SYS_umask, tables.umask)?;
     // SAFETY: only tells.
     tables.dumpable = unsafe { call!(libc::SYS_prctl, libc::PR_GET_DUMPABLE) }? as u32;
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [0u8; NAME_ROOM];
     tables.cwd = match sys::readlink(b"/proc/self/cwd\0", &mut buffer) {
         Ok(cwd) => tables.keep(cwd)?,
         Err(_) => Text::default(),
@@ -351,11 +351,12 @@ fn of_inode<'a>(tables: &'a Tables, fd: &Fd) -> impl Iterator<Item = &'a Fd> {
 fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     let number = fd.fd;
     let failed = |_| Refusal { what: "nothing can be learnt about descriptor", number };
-    (fd.file, fd.size) = files::of(fd.fd).map_err(failed)?;
+    let (file, size) = files::of(fd.fd).map_err(failed)?;
+    (fd.file, fd.size) = (files::with_owner(file, &tables.owners), size);
     fd.status = sys::fcntl(fd.fd, libc::F_GETFL, 0).map_err(failed)? as i32;
     fd.fd_flags = sys::fcntl(fd.fd, libc::F_GETFD, 0).map_err(failed)? as i32;
     let kind = fd.file.mode & libc::S_IFMT;
-    let (mut path, mut link) = ([0u8; 64], [0u8; 4200]);
+    let (mut path, mut link) = ([0u8; 64], [0u8; NAME_ROOM]);
     if kind == libc::S_IFSOCK {
         // There may be very many of them, and /proc takes long: it says the same.
         let name = numbered_wide(&mut path, b"socket:[", fd.file.inode, b"]");

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use crate::arena;
 use crate::counter::is_counter_trapped;
 use crate::files::Fault;
-use crate::image::format::HEADER_BYTES;
+use crate::image::format::{HEADER_BYTES, PAGE};
 use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
 use crate::maps::{self, Line};
@@ -404,12 +404,12 @@ fn load_restorer() -> Result<u64, String> {
         let (offset, addr, in_file, in_memory) =
             (word(header + 8) as usize, word(header + 16), word(header + 32) as usize, word(header + 40));
         assert!(addr >= RESTORER_BASE && addr + in_memory < PLAN_BASE, "layout.ld puts it below the plan");
-        map_own(addr & !4095, in_memory.next_multiple_of(4096), libc::PROT_READ | libc::PROT_WRITE)?;
+        map_own(addr & !(PAGE - 1), in_memory.next_multiple_of(PAGE), libc::PROT_READ | libc::PROT_WRITE)?;
         // SAFETY: just mapped, large enough.
         unsafe {
             std::ptr::copy_nonoverlapping(RESTORER[offset..].as_ptr(), addr as *mut u8, in_file);
             let prot = if flags & 1 != 0 { libc::PROT_READ | libc::PROT_EXEC } else { libc::PROT_READ | libc::PROT_WRITE };
-            call!(libc::SYS_mprotect, addr & !4095, in_memory.next_multiple_of(4096), prot)
+            call!(libc::SYS_mprotect, addr & !(PAGE - 1), in_memory.next_multiple_of(PAGE), prot)
                 .map_err(|e| format!("the restorer's memory: error {}", e.0))?;
         }
     }

@@ -1,6 +1,9 @@
 //! Reading /proc: lines of `maps`, fields of `stat` and `status`; and making names with numbers in them. Pure functions on bytes.
 
-use crate::image::meta::advice;
+use crate::image::meta::{MAX_NAME_BYTES, advice};
+
+/// Room for a name that the kernel gives, with a zero byte at its end.
+pub const NAME_ROOM: usize = MAX_NAME_BYTES + 1;
 
 /// A line of /proc/self/maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

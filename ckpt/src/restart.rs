@@ -10,6 +10,7 @@ use crate::counter::trap_counter;
 use crate::describe::object_number;
 use crate::files::Fault;
 use crate::hooks::hook;
+use crate::image::format::PAGE;
 use crate::maps::{ObjectId, numbered};
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::sys::{self, Errno, call, plain};
@@ -88,8 +89,10 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         call!(libc::SYS_arch_prctl, 0x1001, leader.gs).or_fail("the GS base");
     }
     death::begin(&plan.death, tables).or_fail("a signal disposition");
-    // What the image says of that is where it was made.
+    // What the image says of these is where it was made.
     files::learn_boot();
+    tables.owners.clear();
+    plan.owners().iter().for_each(|owner| assert!(tables.owners.push(*owner), "there is as much room as in a plan"));
     memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
     descriptors(tables, plan);
     shared(tables);
@@ -461,6 +464,9 @@ fn lost_socket(fd: &Fd) {
     place(fd, ends[0]);
 }
 
+/// Connections that wait at a listening socket: as many as the kernel allows by itself: it does not tell how many the program had asked for.
+const BACKLOG: u32 = 4096;
+
 /// A socket that had no peer, as it was.
 fn loose_socket(tables: &Tables, fd: &Fd) {
     let [domain, kind, protocol, listening] = fd.values.map(|value| value as i32);
@@ -471,7 +477,7 @@ fn loose_socket(tables: &Tables, fd: &Fd) {
         bind(new, domain, name, fd);
     }
     if listening != 0 {
-        plain!(libc::SYS_listen, new, 4096).or_fail("a listening socket");
+        plain!(libc::SYS_listen, new, BACKLOG).or_fail("a listening socket");
     }
     place(fd, new);
 }
@@ -621,7 +627,7 @@ fn spawn(index: usize) -> Result<(), Errno> {
     let mut result = -i64::from(libc::EPERM);
     for set_tid in [&raw const tid as u64, 0] {
         // clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup.
-        let args: [u64; 11] = [FLAGS, 0, 0, 0, 0, top - 4096, 4096, fs, set_tid, u64::from(set_tid != 0), 0];
+        let args: [u64; 11] = [FLAGS, 0, 0, 0, 0, top - PAGE, PAGE, fs, set_tid, u64::from(set_tid != 0), 0];
         // SAFETY: the new thread has a stack and thread-local storage of its own, and never returns from `begin_thread`.
         unsafe {
             asm!("syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r12", "call {begin}", "ud2", "2:",

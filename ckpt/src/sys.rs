@@ -6,6 +6,8 @@
 use core::arch::asm;
 use core::ffi::CStr;
 
+use crate::image::format::PAGE_BYTES;
+
 /// A negative answer of the kernel, as a positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
@@ -426,7 +428,7 @@ pub fn peek(at: u64, buffer: &mut [u8]) -> Answer {
 /// Which pages from `start` on are present, one byte each, its lowest bit: true of mappings of no file. ENOMEM: not all of it is mapped.
 pub fn present(start: u64, pages: &mut [u8]) -> Result<(), Errno> {
     // SAFETY: the kernel writes one byte a page.
-    unsafe { call!(libc::SYS_mincore, start, pages.len() * 4096, pages.as_mut_ptr()) }.map(drop)
+    unsafe { call!(libc::SYS_mincore, start, pages.len() * PAGE_BYTES, pages.as_mut_ptr()) }.map(drop)
 }
 
 /// Gives the content of pages back to the kernel.

@@ -18,6 +18,8 @@ use crate::sys::{self, Errno, call, plain};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A process that does not answer in this time is stuck, not slow. Each read and each write has this time.
 const STUCK: Duration = Duration::from_secs(30);
+/// Bytes of a refusal that are read.
+const MOST_TOLD: u64 = 4096;
 /// Names for the socket that may be taken before that is an error.
 const NAMES: u32 = 16;
 
@@ -60,7 +62,7 @@ impl Target {
         stream.read_exact(&mut first).map_err(unreachable)?;
         if first == REFUSAL_MAGIC {
             let mut text = String::new();
-            let _ = stream.take(4096).read_to_string(&mut text);
+            let _ = stream.take(MOST_TOLD).read_to_string(&mut text);
             return Err(ControlError::Refused(self.pid, text));
         }
         if first != MAGIC {
