@@ -406,8 +406,8 @@ pub struct State {
     pub nudged: AtomicU32,
     /// A request that no thread has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
     pub asked: AtomicU64,
-    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with the
-    /// socket of the other, for then neither requester can show it.)
+    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with
+    /// the socket of the other, for then neither requester can show it.)
     pub secret: [AtomicU64; 2],
     /// Number of the last stop.
     pub round: AtomicU32,
@@ -527,8 +527,8 @@ pub fn transient(start: u64, end: u64) -> bool {
 /// Ranges of memory that no image has: the first address of each, and the first after it.
 static LEFT_OUT: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 
-/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings. There are two such ranges: `which` is 0
-/// or 1.
+/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings. There are two such
+/// ranges: `which` is 0 or 1.
 ///
 /// # Panics
 /// If `which` is another.

@@ -2,8 +2,8 @@
 
 use crate::sys::call;
 
-/// From now on the calling thread gets a SIGSEGV (true), or the time (false), when it reads the processor's time stamp counter. So does what it creates. False: the kernel
-/// cannot do it.
+/// From now on the calling thread gets a SIGSEGV (true), or the time (false), when it reads the processor's time stamp counter. So does what it creates. False:
+/// the kernel cannot do it.
 pub fn trap_counter(traps: bool) -> bool {
     let how = if traps { libc::PR_TSC_SIGSEGV } else { libc::PR_TSC_ENABLE };
     // SAFETY: no memory is involved.

@@ -19,11 +19,12 @@ pub struct Hooks {
     /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
     /// may hold must not be waited for.
     pub nudged: Option<Nudged>,
-    /// A request has come from outside (`control::request`), and no thread is stopped yet: may the process be saved now? What the library takes so that no thread is in the middle of
-    /// something that no image may have, it keeps. False: the request waits; the library nudges a thread of its own ([`nudge_self`](crate::nudge_self)) when that is over. As for
-    /// `nudged`, nothing must be waited for.
+    /// A request has come from outside (`control::request`), and no thread is stopped yet: may the process be saved now? What the library takes so that no
+    /// thread is in the middle of something that no image may have, it keeps. False: the request waits; the library nudges a thread of its own
+    /// ([`nudge_self`](crate::nudge_self)) when that is over. As for `nudged`, nothing must be waited for.
     pub asked: Option<fn() -> bool>,
-    /// The request that `asked` has allowed is over, in the process that goes on, when all threads run again. In the restored process only `after_restore` is called.
+    /// The request that `asked` has allowed is over, in the process that goes on, when all threads run again. In the restored process only `after_restore` is
+    /// called.
     pub answered: Option<fn()>,
     /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when all threads run again: how long they were stopped, in
     /// nanoseconds, and what names the image (as in `Outcome::Saved`), or why there is none. In the restored process only `after_restore` is called.

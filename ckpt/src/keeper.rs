@@ -143,8 +143,8 @@ fn close_all() {
     let _ = plain!(libc::SYS_close_range, 0, u32::MAX, 0);
 }
 
-/// Before children are looked at for the first time: a signal that comes after that look waits. One that is not blocked is lost, SIGCHLD of a child that ends at
-/// once as much as any other.
+/// Before children are looked at for the first time: a signal that comes after that look waits. One that is not blocked is lost, SIGCHLD of a child that ends
+/// at once as much as any other.
 fn hold_signals() {
     sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
 }

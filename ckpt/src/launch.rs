@@ -36,8 +36,8 @@ pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
 /// Names the file for the report of a restored process that dies before it lives again ([`settled`](crate::settled)). It must not be there yet.
 pub const DEATH_VARIABLE: &str = "RADIC_CKPT_DEATH";
 
-/// Says whom the files belong to that the process had open, as its launcher sees it: device, inode, user and group of each, hexadecimal. The process itself may see them from a user
-/// namespace of its own, in which other users have no number.
+/// Says whom the files belong to that the process had open, as its launcher sees it: device, inode, user and group of each, hexadecimal. The process itself may
+/// see them from a user namespace of its own, in which other users have no number.
 pub const OWNERS_VARIABLE: &str = "RADIC_CKPT_OWNERS";
 
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
@@ -82,8 +82,8 @@ pub fn mask(how: i32) {
     sys::mask_signals(how, 1 << (sigaction::SIGNAL - 1));
 }
 
-/// Before the calling thread executes another program: our signal waits, and the counter may be read. The kernel would keep its trap over exec, and the other program has no
-/// handler of it; already its linker reads the time. What is to be handed to [`after_exec`].
+/// Before the calling thread executes another program: our signal waits, and the counter may be read. The kernel would keep its trap over exec, and the other
+/// program has no handler of it; already its linker reads the time. What is to be handed to [`after_exec`].
 pub fn before_exec() -> bool {
     mask(libc::SIG_BLOCK);
     let trapped = is_counter_trapped();

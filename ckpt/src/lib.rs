@@ -4,7 +4,7 @@
 //! - `arena`, `sys`, `stop`, `gather`, `pages`, `save`: inside a program, while it is stopped. No allocation, no lock, no libc.
 //! - `launch`: the library's constructor. `restart`: the way back after the restorer (`restorer/`, a program of its own).
 //! - `control`: from outside, for the command line and the daemon.
-//! - `trusted`: the users that images may belong to.
+//! - `trusted`: the users that images may belong to. `files`: the same for the files that a restored process opens again.
 //!
 //! Unsafe code is denied except in the modules marked so here: those that talk to the kernel or handle the program's memory as it is.
 #![warn(missing_docs)]

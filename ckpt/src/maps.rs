@@ -26,7 +26,8 @@ pub struct Line<'a> {
     pub path: &'a [u8],
 }
 
-/// What is behind a mapping or a descriptor. Inodes are numbered on each device, and segments of System V, whose inode is their id, apart from the files of theirs.
+/// What is behind a mapping or a descriptor. Inodes are numbered on each device, and segments of System V, whose inode is their id, apart from the files of
+/// theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectId {
     /// Its device.

@@ -25,14 +25,15 @@ static LAUNCHER: AtomicU64 = AtomicU64::new(0);
 /// 1: this incarnation of the process is a copy that changes nothing outside of itself.
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore is called.
+/// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore
+/// is called.
 pub fn is_alone() -> bool {
     ALONE.load(Relaxed) == 1
 }
 
-/// The number that the launcher of this restored process has given ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)). The environment does not have it, for
-/// it is that of the first incarnation, and the parent need not be the launcher. 0: none was given, or the process was never restored. It is known when the hook
-/// after a restore is called.
+/// The number that the launcher of this restored process has given ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)). The environment does not have it,
+/// for it is that of the first incarnation, and the parent need not be the launcher. 0: none was given, or the process was never restored. It is known when the
+/// hook after a restore is called.
 pub fn launcher() -> u64 {
     LAUNCHER.load(Relaxed)
 }

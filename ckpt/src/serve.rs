@@ -11,8 +11,8 @@ use crate::request::{
 use crate::sys::{self, Errno, plain};
 use crate::{gather, hooks, identity, save};
 
-/// Answers a request, unless the library puts it off: then it stays where it is noted. `rewound`, not 0: the thread makes an interrupted call again; `context` is
-/// where it was.
+/// Answers a request, unless the library puts it off: then it stays where it is noted. `rewound`, not 0: the thread makes an interrupted call again; `context`
+/// is where it was.
 pub extern "C" fn serve(rewound: u64, context: *mut libc::ucontext_t) {
     if !hooks::may_serve() {
         return;

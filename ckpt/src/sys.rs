@@ -348,8 +348,8 @@ pub fn socket_option(fd: i32, option: i32) -> Result<i32, Errno> {
     unsafe { call!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, option, &raw mut number, &raw mut len) }.map(|_| number)
 }
 
-/// The process and the user at the other end of a unix socket, as they were when it was connected (or began to listen) and as this process sees them: process 0 is
-/// one of a pid namespace around this one's; of users that have no number in this process's user namespace all are the same one.
+/// The process and the user at the other end of a unix socket, as they were when it was connected (or began to listen) and as this process sees them: process 0
+/// is one of a pid namespace around this one's; of users that have no number in this process's user namespace all are the same one.
 pub fn peer(fd: i32) -> Result<(i32, u32), Errno> {
     let (mut peer, mut len) = ([0u32; 3], 12u32);
     // SAFETY: the kernel writes one ucred, and its length.

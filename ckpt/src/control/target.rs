@@ -81,8 +81,8 @@ impl Target {
         Ok(saved)
     }
 
-    /// As [`nudge`](super::nudge) does. A process that has not taken our last signal yet, for it is stopped, finds all that there is when it does: queued signals are counted for all
-    /// processes of a user.
+    /// As [`nudge`](super::nudge) does. A process that has not taken our last signal yet, for it is stopped, finds all that there is when it does: queued
+    /// signals are counted for all processes of a user.
     pub fn nudge(&self) -> Result<(), ControlError> {
         if is_pending(self.pid).map_err(unreachable(self.pid))? {
             return Ok(());
@@ -98,8 +98,8 @@ impl Target {
         info[2] = sys::getpid() as u64;
         info[3] = value;
         info[SECRET_AT..][..2].copy_from_slice(&secret);
-        // The last thing before the signal, which would end a process that has executed another program meanwhile. If the id has gone to another process by now,
-        // ours has ended, and the pidfd says so.
+        // The last thing before the signal, which would end a process that has executed another program meanwhile. If the id has gone to another process by
+        // now, ours has ended, and the pidfd says so.
         if !has_library(self.pid).map_err(unreachable(self.pid))? {
             return Err(ControlError::Silent(self.pid));
         }

@@ -286,8 +286,8 @@ fn a_program_of_another_user_does_not_run() {
     }
 }
 
-/// The same files under other numbers, as on another machine: root's library and the user's own file, which its group may write. Restored by a user who has no number for root:
-/// in a namespace, because only root may choose a process's id.
+/// The same files under other numbers, as on another machine: root's library and the user's own file, which its group may write. Restored by a user who has no
+/// number for root: in a namespace, because only root may choose a process's id.
 #[test]
 fn files_of_root_and_of_the_user_are_taken() {
     if !harness::root() {
@@ -345,8 +345,8 @@ fn the_very_file_is_taken_whoever_owns_it() {
     }
 }
 
-/// A library of a third user, as on machines where programs belong to an account of their own. An ordinary user's process has no number for that user once it was restored, and
-/// it is restored again.
+/// A library of a third user, as on machines where programs belong to an account of their own. An ordinary user's process has no number for that user once it
+/// was restored, and it is restored again.
 #[test]
 fn a_library_of_its_owner_is_taken_again_and_again() {
     if !harness::root() {
