@@ -6,14 +6,16 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-use crate::dense::Dense;
+use crate::handed::{Handed, MAX_HANDED};
+use crate::image::format::PAGE;
 use crate::image::meta::FileId;
-use crate::interrupted::{WAITS, Wait};
 use crate::maps::ObjectId;
 use crate::pages::Extent;
-use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
-use crate::signals::{Handed, MAX_HANDED};
+use crate::plan::{MAX_OWNERS, Owner, RESTORER_BASE, RESTORER_SPAN};
+use crate::stretches::Dense;
 use crate::sys::{self, Errno};
+use crate::table::Table;
+use crate::waits::{WAITS, Wait};
 
 /// Where `State` lies.
 pub const STATE_BASE: u64 = 0x3e00_0000_0000;
@@ -75,44 +77,6 @@ pub const SCRATCH: [(u64, usize); 7] =
     [SCRATCH_MAPS, SCRATCH_META, SCRATCH_EXTENTS, SCRATCH_ADVICE, SCRATCH_PACKED, SCRATCH_COPY, SCRATCH_SMALL];
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
-
-/// A bounded list of plain values, valid when all bytes are zero.
-#[repr(C)]
-pub struct Table<T, const N: usize> {
-    len: usize,
-    items: [T; N],
-}
-
-impl<T: Copy, const N: usize> Table<T, N> {
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    /// Adds a value, unless the table is full.
-    #[must_use]
-    pub fn push(&mut self, item: T) -> bool {
-        let free = self.len < N;
-        if free {
-            self.items[self.len] = item;
-            self.len += 1;
-        }
-        free
-    }
-}
-
-impl<T, const N: usize> core::ops::Deref for Table<T, N> {
-    type Target = [T];
-    fn deref(&self) -> &[T] {
-        &self.items[..self.len]
-    }
-}
-
-impl<T, const N: usize> core::ops::DerefMut for Table<T, N> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.items[..self.len]
-    }
-}
 
 /// What a thread says about itself when it parks. All that is not here is in its signal frame.
 #[repr(C)]
@@ -389,6 +353,8 @@ pub struct Tables {
     pub timers: Table<PosixTimer, MAX_TIMERS>,
     /// Guard pages.
     pub guards: Table<Guard, MAX_GUARDS>,
+    /// Whom files belong to, as the launcher of a restored process has seen it.
+    pub owners: Table<Owner, MAX_OWNERS>,
     /// Shared mappings.
     pub shared: Table<Shared, MAX_SHARED>,
     /// Dense memory, as of the last image.
@@ -440,8 +406,8 @@ pub struct State {
     pub nudged: AtomicU32,
     /// A request that no thread has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
     pub asked: AtomicU64,
-    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with the
-    /// socket of the other, for then neither requester can show it.)
+    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with
+    /// the socket of the other, for then neither requester can show it.)
     pub secret: [AtomicU64; 2],
     /// Number of the last stop.
     pub round: AtomicU32,
@@ -561,8 +527,8 @@ pub fn transient(start: u64, end: u64) -> bool {
 /// Ranges of memory that no image has: the first address of each, and the first after it.
 static LEFT_OUT: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 
-/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings. There are two such ranges: `which` is 0
-/// or 1.
+/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings. There are two such
+/// ranges: `which` is 0 or 1.
 ///
 /// # Panics
 /// If `which` is another.
@@ -594,7 +560,7 @@ pub fn reserve() -> Result<(), Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let spans = [
-        (STATE_BASE, (size_of::<State>() as u64).next_multiple_of(4096), read_write),
+        (STATE_BASE, (size_of::<State>() as u64).next_multiple_of(PAGE), read_write),
         (STACKS_BASE, STACKS_SPAN, read_write),
         (SCRATCH_BASE, SCRATCH_SPAN, read_write),
         (SNAPSHOT_BASE, SNAPSHOT_SPAN, read_write),
@@ -617,7 +583,7 @@ pub fn reserve_for_tests() {
 
 /// Room for `len` bytes of content, mapped and zero.
 pub fn content(tables: &mut Tables, len: u64) -> Result<u64, Errno> {
-    let span = len.next_multiple_of(4096).max(4096);
+    let span = len.next_multiple_of(PAGE).max(PAGE);
     if tables.content_used + span > CONTENT_LIMIT {
         return Err(Errno(libc::EFBIG));
     }

@@ -200,7 +200,8 @@ pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path, launcher
     Ok(command)
 }
 
-/// As [`restart`], with a choice of ids and of the users that images may belong to, and telling how far it has come where an image must be merged or unpacked first.
+/// As [`restart`], with a choice of ids and of the users that images may belong to, and telling how far it has come where an image must be merged or unpacked
+/// first.
 pub fn restart_as(
     ids: Ids,
     owners: Owners,
@@ -268,8 +269,8 @@ impl Restorable {
     }
 }
 
-/// The program's file, which is executed before any other is looked at: it must be the one that it was, or of users who could do the same. None: the image does not
-/// say which one that was.
+/// The program's file, which is executed before any other is looked at: it must be the one that it was, or of users who could do the same. None: the image does
+/// not say which one that was.
 fn program(meta: &Meta) -> Result<Option<OwnedFd>, Fault> {
     let exe = &meta.process.exe;
     let Some(region) = meta.regions.iter().find(|region| region.path == *exe && region.backing == Backing::PrivateFile) else {

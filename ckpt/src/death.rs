@@ -6,7 +6,7 @@
 //! again, any other signal is sent again with all that it carries. So the program's handler, or the default, decides how the process
 //! ends. When the process lives, [`settled`] puts back what is left.
 //!
-//! No image has such a handler for the program's: the engine itself learns of dispositions only by `program_action`. A program that
+//! No image has such a handler for the program's: the engine itself learns of dispositions only by `sigaction::program_action`. A program that
 //! asks while it catches up sees ours, and may set it again later: then it does what the program's own would.
 //!
 //! No libc, no allocation, no lock that is waited for without a bound: the process may have died in any of them. All large buffers are
@@ -19,8 +19,8 @@ use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 use crate::arena::{KernelAction, Tables, state};
 use crate::maps;
 use crate::plan::PATH_BYTES;
+use crate::sigaction::{self, Kept, SA_RESTORER, WATCHED, action as set_action, is_ours, kept, return_from_signal};
 use crate::signals::give;
-use crate::stop::{self, return_from_signal};
 use crate::sys::{self, Errno, call};
 
 mod report;
@@ -29,14 +29,10 @@ mod text;
 pub use report::{MOST_READ, Report, signal_name};
 use text::Text;
 
-/// The signals by which a process dies of itself.
-pub(crate) const WATCHED: [i32; 7] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
 /// Those of them that a thread causes by an instruction: blocked, they end the process without its handler.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 /// A signal's code for advice about memory that no thread has touched yet (BUS_MCEERR_AO).
 const ADVICE_ON_MEMORY: i32 = 5;
-const SA_RESTORER: u64 = 0x0400_0000;
 /// Bytes of a report's copy of the memory map.
 const MOST_MAPS: usize = 1 << 20;
 /// Bytes of code and of stack in a report.
@@ -68,25 +64,6 @@ enum Claim {
     Written,
 }
 
-/// A disposition, for handlers in any thread.
-struct Kept([AtomicU64; 4]);
-
-impl Kept {
-    const fn new() -> Self {
-        Kept([const { AtomicU64::new(0) }; 4])
-    }
-
-    fn set(&self, action: &KernelAction) {
-        let words = [action.handler, action.flags, action.restorer, action.mask];
-        self.0.iter().zip(words).for_each(|(kept, word)| kept.store(word, Relaxed));
-    }
-
-    fn get(&self) -> KernelAction {
-        let [handler, flags, restorer, mask] = [0, 1, 2, 3].map(|at: usize| self.0[at].load(Relaxed));
-        KernelAction { handler, flags, restorer, mask }
-    }
-}
-
 /// Memory that has one user at a time.
 struct Own<T>(UnsafeCell<T>);
 
@@ -102,8 +79,6 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// CLOCK_MONOTONIC at the beginning of the restart, in nanoseconds.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 static CLAIM: AtomicU32 = AtomicU32::new(Claim::Free as u32);
-/// The program's dispositions, in the order of `WATCHED`, where ours stand before them.
-static KEPT: [Kept; WATCHED.len()] = [const { Kept::new() }; WATCHED.len()];
 /// Of the library that embeds the engine, to which a SIGSEGV is offered first; 0: there is none. An address, for the image keeps it.
 static TRAPS: AtomicU64 = AtomicU64::new(0);
 static PATH: Own<[u8; PATH_BYTES]> = Own(UnsafeCell::new([0; PATH_BYTES]));
@@ -129,14 +104,6 @@ fn is_trap(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext
     handle != 0 && unsafe { core::mem::transmute::<u64, Trap>(handle) }(info, context)
 }
 
-fn kept(signal: i32) -> Option<&'static Kept> {
-    WATCHED.iter().position(|watched| *watched == signal).map(|at| &KEPT[at])
-}
-
-fn is_ours(action: &KernelAction) -> bool {
-    action.handler == handler as *const () as u64
-}
-
 /// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: no report is wanted. Only the calling
 /// thread is there.
 pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errno> {
@@ -156,7 +123,7 @@ pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errn
         if let (true, Some(kept)) = (stands_before(action), kept(signal)) {
             kept.set(action);
             // SAFETY: the handler is prepared for every moment from now on.
-            unsafe { stop::action(signal, Some(&before(action))) }?;
+            unsafe { set_action(signal, Some(&before(action))) }?;
         }
     }
     open_faults();
@@ -170,6 +137,7 @@ fn stands_before(action: &KernelAction) -> bool {
 
 /// The disposition that stands before one of the program. Calls go on, or end, as by that one.
 fn before(action: &KernelAction) -> KernelAction {
+    sigaction::set_ours(handler as *const () as u64);
     let restarts =
         if action.handler == libc::SIG_DFL as u64 { libc::SA_RESTART as u64 } else { action.flags & libc::SA_RESTART as u64 };
     KernelAction {
@@ -201,13 +169,6 @@ pub(crate) fn handle_restored() {
     let _ = PHASE.compare_exchange(Phase::Restoring as u8, Phase::CatchingUp as u8, Release, Relaxed);
 }
 
-/// The program's disposition of a signal, whether ours stands before it or not.
-pub(crate) fn program_action(signal: i32) -> Result<KernelAction, Errno> {
-    // SAFETY: only reads.
-    let action = unsafe { stop::action(signal, None) }?;
-    Ok(if is_ours(&action) { kept(signal).map(Kept::get).unwrap_or_default() } else { action })
-}
-
 /// The process lives: its end is its own from now on, and no report is written.
 pub fn settled() {
     if PHASE.swap(Phase::Settled as u8, SeqCst) != Phase::Settled as u8 {
@@ -220,12 +181,12 @@ fn put_back(signal: i32) {
     let Some(kept) = kept(signal) else { return };
     // SAFETY: the first only reads; the others set what the program had set itself.
     unsafe {
-        if stop::action(signal, None).is_ok_and(|action| is_ours(&action)) {
+        if set_action(signal, None).is_ok_and(|action| is_ours(&action)) {
             // Between the two the program may have set its own.
-            if let Ok(found) = stop::action(signal, Some(&kept.get()))
+            if let Ok(found) = set_action(signal, Some(&kept.get()))
                 && !is_ours(&found)
             {
-                let _ = stop::action(signal, Some(&found));
+                let _ = set_action(signal, Some(&found));
             }
         }
     }
@@ -316,7 +277,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     if phase == Phase::Restoring {
         // No handler of the program may run before the program does.
         // SAFETY: the default needs no handler.
-        let _ = unsafe { stop::action(signal, Some(&KernelAction::default())) };
+        let _ = unsafe { set_action(signal, Some(&KernelAction::default())) };
     } else {
         put_back(signal);
     }

@@ -5,30 +5,16 @@
 //! A page of such a block that is present and was not written is the one that the last image named: what came in its place after it was given up
 //! would count as written. So it is kept. A block of which any page is missing (given up, swapped out, a guard) is dense no more.
 
-use crate::arena::Table;
+use crate::image::format::PAGE;
 use crate::pages::Extent;
+use crate::stretches::{Dense, MAX_STRETCHES, Stretch};
 use crate::sys;
 
 /// Bytes of a block: those of a huge page, so that no question ends in the middle of one, which would split it.
 pub const BLOCK: u64 = 2 << 20;
-const PAGES: usize = (BLOCK / 4096) as usize;
-/// Most stretches. Beyond them, memory is asked about page by page.
-pub const MAX_STRETCHES: usize = 1024;
+const PAGES: usize = (BLOCK / PAGE) as usize;
 /// Blocks that one mincore tells about.
 const BLOCKS: usize = 32;
-
-/// Dense blocks, one after the other.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stretch {
-    /// First address.
-    pub start: u64,
-    /// First address after them.
-    pub end: u64,
-}
-
-/// All of them, ascending.
-pub type Dense = Table<Stretch, MAX_STRETCHES>;
 
 /// Leaves only the blocks of which every page is present. (Of a mapping of a file mincore says nothing about the process's own pages: there the list does
 /// not count.)
@@ -46,7 +32,7 @@ pub fn confirm(dense: &mut Dense) {
 
 fn confirm_blocks(dense: &mut Dense, start: u64, end: u64) {
     let mut pages = [0u8; BLOCKS * PAGES];
-    let pages = &mut pages[..((end - start) / 4096) as usize];
+    let pages = &mut pages[..((end - start) / PAGE) as usize];
     let blocks = (start..end).step_by(BLOCK as usize).map(|at| (at, at + BLOCK));
     if sys::present(start, pages).is_ok() {
         let (present, _) = pages.as_chunks::<PAGES>();

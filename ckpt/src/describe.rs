@@ -3,14 +3,17 @@
 
 use crate::arena::{self, Guard, Kind, MAX_GUARDS, MAX_SHARED, Shared, Tables, state};
 use crate::crc::crc32c;
-use crate::dense::{self, Stretch};
-use crate::gather::{self, Refusal};
+use crate::dense;
+use crate::gather;
 use crate::image::MetaWriter;
+use crate::image::format::{PAGE, PAGE_BYTES};
 use crate::image::meta::{Backing, FileId, RegionRef};
-use crate::maps::{self, Line, ObjectId};
+use crate::maps::{self, Line, NAME_ROOM, ObjectId};
 use crate::pages::{Extent, HIDDEN, Scanner, TRACKED, WRITTEN};
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
+use crate::refusal::Refusal;
 use crate::request::Advised;
+use crate::stretches::Stretch;
 use crate::sys::{self, Answer, Errno, call, plain};
 use crate::{files, track};
 
@@ -44,7 +47,7 @@ fn shown(line: &Line<'_>) -> bool {
 
 /// Does the file of a mapping still exist under its name? Which one it is, and its size.
 fn file_exists(line: &Line<'_>) -> Option<(FileId, u64)> {
-    let mut path = [0u8; 4200];
+    let mut path = [0u8; NAME_ROOM];
     if line.path.first() != Some(&b'/') || line.path.len() >= path.len() {
         return None;
     }
@@ -119,7 +122,7 @@ fn is_segment(tables: &mut Tables, line: &Line<'_>) -> bool {
     if about.shm_nattch > 1 {
         tables.note(&[b"memory is shared with other processes, or attached twice, and will not be any more: ", line.path]);
     }
-    (about.shm_segsz as u64).next_multiple_of(4096) == line.end - line.start
+    (about.shm_segsz as u64).next_multiple_of(PAGE) == line.end - line.start
 }
 
 /// Number of a shared object: that of its first mapping.
@@ -177,7 +180,7 @@ pub fn describe(
             object,
             size: file.map_or(0, |(_, size)| size),
             head_crc: if known { last.2 } else { 0 },
-            file: if known { file.map(|(file, _)| file).unwrap_or_default() } else { FileId::default() },
+            file: file.filter(|_| known).map_or(FileId::default(), |(file, _)| files::with_owner(file, &tables.owners)),
             path: line.path,
         });
     }
@@ -266,7 +269,7 @@ fn mapped_head(tables: &Tables, line: &Line<'_>, file: &FileId) -> u32 {
 
 /// CRC of a file's first 4 KiB, 0 if it cannot be read. Its name may mean a pipe by now: that is not waited for.
 fn head_crc(path: &[u8]) -> u32 {
-    let mut name = [0u8; 4200];
+    let mut name = [0u8; NAME_ROOM];
     name[..path.len()].copy_from_slice(path);
     let Ok(fd) = sys::open(&name[..path.len() + 1], libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW, 0) else { return 0 };
     let crc = read_head(fd);
@@ -276,15 +279,15 @@ fn head_crc(path: &[u8]) -> u32 {
 
 /// CRC of an open file's first 4 KiB, 0 if it cannot be read.
 pub fn read_head(fd: i32) -> u32 {
-    let mut head = [0u8; 4096];
+    let mut head = [0u8; PAGE_BYTES];
     sys::pread(fd, &mut head, 0).map_or(0, |len| crc32c(0, &head[..len]))
 }
 
 /// The pages of a private mapping of a file that is gone, up to the file's end.
 fn readable(line: &Line<'_>, extents: &mut [Extent], used: usize) -> Result<usize, Errno> {
     let memory = sys::open(b"/proc/self/mem\0", libc::O_RDONLY, 0)?;
-    let present = |page: u64| sys::pread(memory, &mut [0u8; 1], line.start + page * 4096) == Ok(1);
-    let (mut low, mut high) = (0, (line.end - line.start) / 4096);
+    let present = |page: u64| sys::pread(memory, &mut [0u8; 1], line.start + page * PAGE) == Ok(1);
+    let (mut low, mut high) = (0, (line.end - line.start) / PAGE);
     while low < high {
         let middle = low.midpoint(high);
         if present(middle) { low = middle + 1 } else { high = middle }
@@ -294,12 +297,15 @@ fn readable(line: &Line<'_>, extents: &mut [Extent], used: usize) -> Result<usiz
         return Ok(used);
     }
     *extents.get_mut(used).ok_or(Errno(libc::ENOSPC))? =
-        Extent { start: line.start, end: line.start + low * 4096, categories: WRITTEN };
+        Extent { start: line.start, end: line.start + low * PAGE, categories: WRITTEN };
     Ok(used + 1)
 }
 
+/// Bytes of the command line that an image's metadata have; of a longer one the memory has the rest.
+const CMDLINE_ROOM: usize = 4096;
+
 fn describe_process(tables: &Tables, out: &mut MetaWriter<'_>) {
-    let (mut exe, mut cmdline) = ([0u8; 4200], [0u8; 4096]);
+    let (mut exe, mut cmdline) = ([0u8; NAME_ROOM], [0u8; CMDLINE_ROOM]);
     let exe = sys::readlink(b"/proc/self/exe\0", &mut exe).unwrap_or(b"");
     let len = sys::slurp(b"/proc/self/cmdline\0", &mut cmdline).unwrap_or(0);
     let personality = plain!(libc::SYS_personality, 0xffff_ffffu32).unwrap_or(0) as u32;

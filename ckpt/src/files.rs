@@ -1,5 +1,5 @@
-//! Files that a restored process opens again by the names they had. Such a name may mean another file by now: on another machine, or because another user has put
-//! one there, whose content the process would take for its own, or who would get what the process has in memory. So the file is looked at first, and opened
+//! Files that a restored process opens again by the names they had. Such a name may mean another file by now: on another machine, or because another user has
+//! put one there, whose content the process would take for its own, or who would get what the process has in memory. So the file is looked at first, and opened
 //! only then: [`open_again`] is the one way to it, and its rule stands at [`fault`]. System calls only: there may be no heap yet.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -119,8 +119,8 @@ pub const UNMAPPED: u32 = 65_534;
 /// What keeps user `me` from opening this file again, in the place of the one that the saved process had.
 ///
 /// **The rule.** It is the very file: the same boot, device, inode and time of birth. Or nobody has a say in it who had none in that one: it is the restoring
-/// user's, root's, or still its owner's; and group and others may write it only where they could, the group being the same one. A file that is to be written has no
-/// other names then, and one in /dev/shm is the restoring user's own. In any case it is of the same kind, and no link.
+/// user's, root's, or still its owner's; and group and others may write it only where they could, the group being the same one. A file that is to be written
+/// has no other names then, and one in /dev/shm is the restoring user's own. In any case it is of the same kind, and no link.
 fn fault(now: &FileId, saved: &FileId, me: u32, writes: bool, path: &[u8]) -> Option<Fault> {
     let is_regular = now.mode & libc::S_IFMT == libc::S_IFREG;
     if now.mode & libc::S_IFMT != saved.mode & libc::S_IFMT || now.names != saved.names {
@@ -142,8 +142,9 @@ fn fault(now: &FileId, saved: &FileId, me: u32, writes: bool, path: &[u8]) -> Op
     }
 }
 
-/// Whom a file belongs to. Where this process has no numbers for users and groups, its launcher has seen that.
-fn with_owner(mut file: FileId, owners: &[Owner]) -> FileId {
+/// Whom a file belongs to. Where this process has no numbers for users and groups, its launcher has seen that: also for the images of a restored process, for
+/// its next launcher has numbers.
+pub fn with_owner(mut file: FileId, owners: &[Owner]) -> FileId {
     let known = owners.iter().find(|known| (known.device, known.inode) == (file.device, file.inode));
     if let Some(known) = known {
         for (id, real) in [(&mut file.owner, known.owner), (&mut file.group, known.group)] {
@@ -155,9 +156,9 @@ fn with_owner(mut file: FileId, owners: &[Owner]) -> FileId {
     file
 }
 
-/// Opens the file of this name, which ends with a zero byte, if it may stand for the one that the saved process had. Nothing is opened before that is known, for to open
-/// a pipe or a device may wait, or do something. What `flags` say of creation, of links and of directories is left out: the file is there, and known.
-/// Opened without waiting (O_NONBLOCK) is all but files and folders; the caller takes that away.
+/// Opens the file of this name, which ends with a zero byte, if it may stand for the one that the saved process had. Nothing is opened before that is known,
+/// for to open a pipe or a device may wait, or do something. What `flags` say of creation, of links and of directories is left out: the file is there, and
+/// known. Opened without waiting (O_NONBLOCK) is all but files and folders; the caller takes that away.
 pub fn open_again(path: &[u8], saved: &FileId, flags: i32, owners: &[Owner]) -> Result<i32, Fault> {
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_TMPFILE;
     let handle = sys::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0).map_err(Fault::Error)?;

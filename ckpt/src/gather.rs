@@ -5,34 +5,11 @@ use core::cmp::Ordering;
 
 use crate::arena::{self, FILE_LIMIT, Fd, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
 use crate::image::meta::FileId;
-use crate::maps::{self, decimal, field, hex, lines, numbered, numbered_wide};
+use crate::maps::{self, NAME_ROOM, decimal, field, hex, lines, numbered, numbered_wide};
+use crate::refusal::Refusal;
 use crate::request::{self, Advised};
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, files, stop, track};
-
-/// Why a process cannot be saved: what, and which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// What is in the way, in words.
-    pub what: &'static str,
-    /// A number that belongs to it (descriptor, errno).
-    pub number: i32,
-}
-
-impl core::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} {}", self.what, self.number)
-    }
-}
-
-impl core::error::Error for Refusal {}
-
-impl Refusal {
-    /// A refusal because a system call failed.
-    pub fn failed(what: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |error| Self { what, number: error.0 }
-    }
-}
+use crate::{files, sigaction, track};
 
 fn small() -> &'static mut [u8] {
     // SAFETY: only the coordinator is here, and it uses one small file at a time.
@@ -178,7 +155,7 @@ fn children(tables: &mut Tables, threads: usize) {
 
 fn signals(tables: &mut Tables) -> Result<(), Errno> {
     for signal in 1..=64 {
-        tables.actions[signal as usize - 1] = death::program_action(signal).unwrap_or_default();
+        tables.actions[signal as usize - 1] = sigaction::program_action(signal).unwrap_or_default();
     }
     Ok(())
 }
@@ -211,7 +188,7 @@ fn environment(tables: &mut Tables) -> Result<(), Errno> {
     plain!(libc::SYS_umask, tables.umask)?;
     // SAFETY: only tells.
     tables.dumpable = unsafe { call!(libc::SYS_prctl, libc::PR_GET_DUMPABLE) }? as u32;
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [0u8; NAME_ROOM];
     tables.cwd = match sys::readlink(b"/proc/self/cwd\0", &mut buffer) {
         Ok(cwd) => tables.keep(cwd)?,
         Err(_) => Text::default(),
@@ -255,7 +232,7 @@ fn timers(tables: &mut Tables) -> Result<(), Errno> {
 }
 
 fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
-    let ours = 1u64 << (stop::SIGNAL - 1);
+    let ours = 1u64 << (sigaction::SIGNAL - 1);
     let mask = |text: &[u8], name: &[u8]| field(text, name).map_or(0, |value| hex(value).0);
     let status = proc_file(b"/proc/self/status\0")?;
     tables.pending = mask(status, b"ShdPnd:") & !ours;
@@ -374,11 +351,12 @@ fn of_inode<'a>(tables: &'a Tables, fd: &Fd) -> impl Iterator<Item = &'a Fd> {
 fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     let number = fd.fd;
     let failed = |_| Refusal { what: "nothing can be learnt about descriptor", number };
-    (fd.file, fd.size) = files::of(fd.fd).map_err(failed)?;
+    let (file, size) = files::of(fd.fd).map_err(failed)?;
+    (fd.file, fd.size) = (files::with_owner(file, &tables.owners), size);
     fd.status = sys::fcntl(fd.fd, libc::F_GETFL, 0).map_err(failed)? as i32;
     fd.fd_flags = sys::fcntl(fd.fd, libc::F_GETFD, 0).map_err(failed)? as i32;
     let kind = fd.file.mode & libc::S_IFMT;
-    let (mut path, mut link) = ([0u8; 64], [0u8; 4200]);
+    let (mut path, mut link) = ([0u8; 64], [0u8; NAME_ROOM]);
     if kind == libc::S_IFSOCK {
         // There may be very many of them, and /proc takes long: it says the same.
         let name = numbered_wide(&mut path, b"socket:[", fd.file.inode, b"]");

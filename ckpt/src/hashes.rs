@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::arena::{HASHES_BASE, HASHES_SPAN, state};
+use crate::image::format::{PAGE, PAGE_BYTES};
 use crate::sys::{self, Errno};
 
 /// A page's address and hash. 128 bits: two contents with the same hash are not to be met.
@@ -28,7 +29,7 @@ struct Head {
     last: AtomicU32,
 }
 
-const HEAD_SPAN: u64 = 4096;
+const HEAD_SPAN: u64 = PAGE;
 /// Most pages of a process for which hashes are kept: 64 GiB of memory. With more, every image is whole.
 const MAX_PAGES: u64 = 16 << 20;
 const BANK_SPAN: u64 = MAX_PAGES * size_of::<Entry>() as u64;
@@ -101,7 +102,7 @@ pub unsafe fn compare(fresh: bool) -> Comparison {
 
 impl Comparison {
     /// Notes the content of a page; true: it was the same in the last image.
-    pub fn same(&mut self, page: u64, content: &[u8; 4096]) -> bool {
+    pub fn same(&mut self, page: u64, content: &[u8; PAGE_BYTES]) -> bool {
         let hash = xxh3_128(content);
         let entry = Entry { page, hash: [hash as u64, (hash >> 64) as u64] };
         match self.new.get_mut(self.used) {

@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::dense::{self, BLOCK, Dense};
+use crate::dense::{self, BLOCK};
 use crate::maps::{self, Line};
 use crate::pages::{Extent, Scanner};
+use crate::stretches::Dense;
 use crate::sys::{self, Errno, call};
 use crate::{arena, describe, track};
 

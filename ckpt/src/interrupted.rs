@@ -6,11 +6,9 @@
 //! system call are read (`call_number`). And how much of a timeout is left: the kernel does not tell, so from the first
 //! interruption on a deadline is kept; a call lasts at most twice its timeout, however many checkpoints there are.
 
-use core::sync::atomic::AtomicI32;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-
 use crate::arena::state;
 use crate::sys;
+use crate::waits::{LEFT, WAITS, Wait};
 
 /// Bytes in front of a system call that are looked at.
 const WINDOW: usize = 24;
@@ -31,19 +29,6 @@ const FUTEX: i64 = libc::SYS_futex;
 const FUTEX_WAIT: i64 = 0;
 const FUTEX_COMMAND: i64 = 127;
 
-/// Where the time of a call is that was interrupted before. Its address in a register says so at the next interruption.
-#[repr(C)]
-pub struct Wait {
-    /// The thread; 0: none.
-    tid: AtomicI32,
-    /// CLOCK_MONOTONIC in nanoseconds.
-    deadline: core::cell::UnsafeCell<u64>,
-    /// What is left, as the kernel wants it: seconds and nanoseconds.
-    left: core::cell::UnsafeCell<[i64; 2]>,
-}
-
-/// How many calls with a timeout may be interrupted at once.
-pub const WAITS: usize = 1024;
 /// A thread looks for a free place among so many.
 const PROBES: usize = 16;
 
@@ -264,8 +249,6 @@ fn nanoseconds([seconds, nanoseconds]: [i64; 2]) -> Option<u64> {
     u64::try_from(seconds).ok()?.checked_mul(1_000_000_000)?.checked_add(u64::try_from(nanoseconds).ok()?)
 }
 
-const LEFT: u64 = core::mem::offset_of!(Wait, left) as u64;
-
 /// Is this the address of a wait's time?
 fn again(value: i64) -> bool {
     let waits = state().waits.as_ptr_range();
@@ -284,30 +267,6 @@ fn place(registers: &mut Registers, time: usize, nanoseconds: u64) -> bool {
         registers[time] = wait.left.get() as i64;
     }
     free.is_some()
-}
-
-// SAFETY: a wait is used by the thread that has taken it only, and taken over when its time is up.
-unsafe impl Sync for Wait {}
-
-impl Wait {
-    /// Takes a place that no thread needs any more.
-    fn take(&self, me: i32, now: u64) -> bool {
-        let owner = self.tid.load(Acquire);
-        // SAFETY: a torn or old value only makes us look elsewhere, or take a place whose time is up.
-        let over = owner == 0 || owner == me || unsafe { self.deadline.get().read_volatile() } < now;
-        over && self.tid.compare_exchange(owner, me, Acquire, Relaxed).is_ok()
-    }
-
-    /// Computes what is left: a little, if the time is up, so that the call looks once more.
-    fn count_down(&self) {
-        let now = sys::clock(libc::CLOCK_MONOTONIC);
-        // SAFETY: this thread has taken the place.
-        unsafe {
-            let left = (*self.deadline.get()).saturating_sub(now).max(1);
-            *self.left.get() = [(left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64];
-        }
-        self.tid.store(sys::gettid(), Release);
-    }
 }
 
 /// `syscall` of the C library, but with the call's number where it can be found again after an interruption: in xmm15, which no

@@ -143,8 +143,8 @@ fn close_all() {
     let _ = plain!(libc::SYS_close_range, 0, u32::MAX, 0);
 }
 
-/// Before children are looked at for the first time: a signal that comes after that look waits. One that is not blocked is lost, SIGCHLD of a child that ends at
-/// once as much as any other.
+/// Before children are looked at for the first time: a signal that comes after that look waits. One that is not blocked is lost, SIGCHLD of a child that ends
+/// at once as much as any other.
 fn hold_signals() {
     sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
 }
@@ -187,7 +187,7 @@ fn end_like(status: i32) -> ! {
         // The process that ended has left its core already.
         let _ = sys::set_limit(libc::RLIMIT_CORE as usize, &[0, 0]);
         // SAFETY: the default needs no handler.
-        let _ = unsafe { crate::stop::action(signal, Some(&crate::arena::KernelAction::default())) };
+        let _ = unsafe { crate::sigaction::action(signal, Some(&crate::arena::KernelAction::default())) };
         let _ = plain!(libc::SYS_kill, sys::getpid(), signal);
         sys::mask_signals(libc::SIG_SETMASK, 0);
     }

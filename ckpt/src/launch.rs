@@ -9,8 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use crate::arena;
+use crate::counter::is_counter_trapped;
 use crate::files::Fault;
-use crate::image::format::HEADER_BYTES;
+use crate::image::format::{HEADER_BYTES, PAGE};
 use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
 use crate::maps::{self, Line};
@@ -19,7 +20,9 @@ use crate::plan::{
     RESTORER_SPAN, Special,
 };
 use crate::sys::{self, Errno, call};
-use crate::{crc::crc32c, describe, files, identity, output, rseq, stop};
+use crate::{crc::crc32c, describe, files, identity, output, rseq, save, serve, sigaction, stop};
+
+pub use crate::counter::trap_counter;
 
 /// Names the descriptor of an image, already verified, in the environment of a process that is to become what it holds.
 pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
@@ -33,8 +36,8 @@ pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
 /// Names the file for the report of a restored process that dies before it lives again ([`settled`](crate::settled)). It must not be there yet.
 pub const DEATH_VARIABLE: &str = "RADIC_CKPT_DEATH";
 
-/// Says whom the files belong to that the process had open, as its launcher sees it: device, inode, user and group of each, hexadecimal. The process itself may see them from a user
-/// namespace of its own, in which other users have no number.
+/// Says whom the files belong to that the process had open, as its launcher sees it: device, inode, user and group of each, hexadecimal. The process itself may
+/// see them from a user namespace of its own, in which other users have no number.
 pub const OWNERS_VARIABLE: &str = "RADIC_CKPT_OWNERS";
 
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
@@ -63,7 +66,8 @@ pub fn constructor() -> Result<(), String> {
         return restore(fd, &lines);
     }
     output::prepare();
-    stop::install().map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
+    stop::install(stop::Work { called: save::called, asked: serve::serve, nudged: save::nudged })
+        .map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
     mask(libc::SIG_UNBLOCK);
     // A thread's first descriptor above the present table makes the kernel copy it while all threads wait: do it now.
     if let Ok(high) = sys::fcntl(2, libc::F_DUPFD_CLOEXEC, identity::HIGH_FD as usize) {
@@ -75,27 +79,11 @@ pub fn constructor() -> Result<(), String> {
 /// Blocks (SIG_BLOCK) or unblocks (SIG_UNBLOCK) our signal for the calling thread. Blocked, it waits, and goes on waiting over exec: a
 /// program has no handler of it until its library's constructor has run, and would be ended by it.
 pub fn mask(how: i32) {
-    sys::mask_signals(how, 1 << (stop::SIGNAL - 1));
+    sys::mask_signals(how, 1 << (sigaction::SIGNAL - 1));
 }
 
-/// From now on the calling thread gets a SIGSEGV (true), or the time (false), when it reads the processor's time stamp counter. So does what it creates. False: the kernel
-/// cannot do it.
-pub fn trap_counter(traps: bool) -> bool {
-    let how = if traps { libc::PR_TSC_SIGSEGV } else { libc::PR_TSC_ENABLE };
-    // SAFETY: no memory is involved.
-    unsafe { call!(libc::SYS_prctl, libc::PR_SET_TSC, how).is_ok() }
-}
-
-/// Whether the calling thread gets a SIGSEGV when it reads the processor's time stamp counter.
-pub(crate) fn is_counter_trapped() -> bool {
-    let mut how = 0i32;
-    // SAFETY: the kernel writes one int.
-    let told = unsafe { call!(libc::SYS_prctl, libc::PR_GET_TSC, &raw mut how) };
-    told.is_ok() && how == libc::PR_TSC_SIGSEGV
-}
-
-/// Before the calling thread executes another program: our signal waits, and the counter may be read. The kernel would keep its trap over exec, and the other program has no
-/// handler of it; already its linker reads the time. What is to be handed to [`after_exec`].
+/// Before the calling thread executes another program: our signal waits, and the counter may be read. The kernel would keep its trap over exec, and the other
+/// program has no handler of it; already its linker reads the time. What is to be handed to [`after_exec`].
 pub fn before_exec() -> bool {
     mask(libc::SIG_BLOCK);
     let trapped = is_counter_trapped();
@@ -416,12 +404,12 @@ fn load_restorer() -> Result<u64, String> {
         let (offset, addr, in_file, in_memory) =
             (word(header + 8) as usize, word(header + 16), word(header + 32) as usize, word(header + 40));
         assert!(addr >= RESTORER_BASE && addr + in_memory < PLAN_BASE, "layout.ld puts it below the plan");
-        map_own(addr & !4095, in_memory.next_multiple_of(4096), libc::PROT_READ | libc::PROT_WRITE)?;
+        map_own(addr & !(PAGE - 1), in_memory.next_multiple_of(PAGE), libc::PROT_READ | libc::PROT_WRITE)?;
         // SAFETY: just mapped, large enough.
         unsafe {
             std::ptr::copy_nonoverlapping(RESTORER[offset..].as_ptr(), addr as *mut u8, in_file);
             let prot = if flags & 1 != 0 { libc::PROT_READ | libc::PROT_EXEC } else { libc::PROT_READ | libc::PROT_WRITE };
-            call!(libc::SYS_mprotect, addr & !4095, in_memory.next_multiple_of(4096), prot)
+            call!(libc::SYS_mprotect, addr & !(PAGE - 1), in_memory.next_multiple_of(PAGE), prot)
                 .map_err(|e| format!("the restorer's memory: error {}", e.0))?;
         }
     }

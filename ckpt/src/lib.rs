@@ -4,7 +4,7 @@
 //! - `arena`, `sys`, `stop`, `gather`, `pages`, `save`: inside a program, while it is stopped. No allocation, no lock, no libc.
 //! - `launch`: the library's constructor. `restart`: the way back after the restorer (`restorer/`, a program of its own).
 //! - `control`: from outside, for the command line and the daemon.
-//! - `trusted`: the users that images may belong to.
+//! - `trusted`: the users that images may belong to. `files`: the same for the files that a restored process opens again.
 //!
 //! Unsafe code is denied except in the modules marked so here: those that talk to the kernel or handle the program's memory as it is.
 #![warn(missing_docs)]
@@ -17,6 +17,8 @@ mod arena;
 #[allow(unsafe_code)]
 pub mod control;
 #[allow(unsafe_code)]
+mod counter;
+#[allow(unsafe_code)]
 mod crc;
 #[allow(unsafe_code)]
 pub mod death;
@@ -28,7 +30,10 @@ mod files;
 #[allow(unsafe_code)]
 mod gather;
 #[allow(unsafe_code)]
+mod handed;
+#[allow(unsafe_code)]
 mod hashes;
+mod hooks;
 #[allow(unsafe_code)]
 mod identity;
 pub mod image;
@@ -50,6 +55,7 @@ mod owners;
 mod pages;
 #[allow(dead_code, reason = "the restorer, which is built from the same file, needs more of it")]
 mod plan;
+mod refusal;
 mod request;
 #[allow(unsafe_code)]
 mod restart;
@@ -60,20 +66,29 @@ mod save;
 #[allow(unsafe_code)]
 mod serve;
 #[allow(unsafe_code)]
+mod sigaction;
+#[allow(unsafe_code)]
 mod signals;
+mod sink;
 #[allow(unsafe_code)]
 mod stop;
+mod stretches;
 #[allow(unsafe_code)]
 mod sys;
+mod table;
 #[allow(unsafe_code)]
 mod track;
 pub mod trusted;
+#[allow(unsafe_code)]
+mod waits;
 
 pub use arena::leave_out;
 pub use death::settled;
-pub use gather::Refusal;
+pub use hooks::{Hooks, Nudged, Told, Wanted, set_hooks};
 pub use interrupted::indirect_syscall;
+pub use refusal::Refusal;
 pub use request::{Mode, Request, Tracking};
 pub use restart::{is_alone, launcher};
-pub use save::{Hooks, Nudged, Outcome, Through, Told, Wanted, checkpoint, nudge_self, set_hooks};
-pub use stop::return_from_signal;
+pub use save::{Outcome, checkpoint, nudge_self};
+pub use sigaction::return_from_signal;
+pub use sink::Through;

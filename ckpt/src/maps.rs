@@ -1,6 +1,9 @@
 //! Reading /proc: lines of `maps`, fields of `stat` and `status`; and making names with numbers in them. Pure functions on bytes.
 
-use crate::image::meta::advice;
+use crate::image::meta::{MAX_NAME_BYTES, advice};
+
+/// Room for a name that the kernel gives, with a zero byte at its end.
+pub const NAME_ROOM: usize = MAX_NAME_BYTES + 1;
 
 /// A line of /proc/self/maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +26,8 @@ pub struct Line<'a> {
     pub path: &'a [u8],
 }
 
-/// What is behind a mapping or a descriptor. Inodes are numbered on each device, and segments of System V, whose inode is their id, apart from the files of theirs.
+/// What is behind a mapping or a descriptor. Inodes are numbered on each device, and segments of System V, whose inode is their id, apart from the files of
+/// theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectId {
     /// Its device.

@@ -9,10 +9,10 @@ use lz4_flex::block::{CompressTable, compress_into_with_table};
 
 use crate::arena::{self, SNAPSHOT_BASE, SNAPSHOT_SPAN, state};
 use crate::hashes::Comparison;
-use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES};
-use crate::image::{Header, ImageWriter, Sink};
+use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES, PAGE, PAGE_BYTES};
+use crate::image::{Header, ImageWriter};
 use crate::pages::Extent;
-use crate::save::{Target, Through};
+use crate::sink::Target;
 use crate::sys::{self, Errno, call};
 
 /// One image to write.
@@ -31,22 +31,6 @@ pub struct Job<'a> {
     pub compress: bool,
     /// Find out by hashes which pages have changed.
     pub comparison: Option<Comparison>,
-}
-
-impl Sink for Target {
-    type Error = Errno;
-    fn put(&mut self, head: &[u8], tail: &[u8]) -> Result<(), Errno> {
-        match self.through {
-            None => sys::write_both(self.fd, head, tail),
-            Some(Through { context, write, .. }) => write(context, self.fd, head, tail).map_err(Errno),
-        }
-    }
-}
-
-impl Target {
-    fn end(self) -> Result<(), Errno> {
-        self.through.map_or(Ok(()), |Through { context, end, .. }| end(context, self.fd).map_err(Errno))
-    }
 }
 
 /// What is to be said about a page.
@@ -113,20 +97,20 @@ impl Output {
 
     /// Writes pages, at most a run, as what they are.
     fn run(&mut self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let (pages, _) = bytes.as_chunks::<4096>();
+        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
         let (mut first, mut class) = (0, None);
         for (index, page) in pages.iter().enumerate() {
-            let this = self.classify(at + index as u64 * 4096, page);
+            let this = self.classify(at + index as u64 * PAGE, page);
             if class.is_some_and(|class| class != this) {
-                self.group(class, at + first as u64 * 4096, &bytes[first * 4096..index * 4096])?;
+                self.group(class, at + first as u64 * PAGE, &bytes[first * PAGE_BYTES..index * PAGE_BYTES])?;
                 first = index;
             }
             class = Some(this);
         }
-        self.group(class, at + first as u64 * 4096, &bytes[first * 4096..])
+        self.group(class, at + first as u64 * PAGE, &bytes[first * PAGE_BYTES..])
     }
 
-    fn classify(&mut self, at: u64, page: &[u8; 4096]) -> Class {
+    fn classify(&mut self, at: u64, page: &[u8; PAGE_BYTES]) -> Class {
         if self.comparison.as_mut().is_some_and(|comparison| comparison.same(at, page)) && self.increment {
             Class::Kept
         } else if is_zero(page) {
@@ -166,7 +150,7 @@ fn read_memory(memory: i32, at: u64, buffer: &mut [u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn is_zero(page: &[u8; 4096]) -> bool {
+fn is_zero(page: &[u8; PAGE_BYTES]) -> bool {
     let (words, _) = page.as_chunks::<32>();
     words.iter().all(|word| *word == [0; 32])
 }
@@ -193,16 +177,16 @@ pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
     populate(bytes);
     let memory = sys::open(b"/proc/self/mem\0", libc::O_RDONLY, 0)?;
     let changed = extents.iter().filter(|extent| !extent.kept());
-    let mut ahead = changed.clone().flat_map(|extent| (extent.start..extent.end).step_by(4096)).skip(AHEAD);
+    let mut ahead = changed.clone().flat_map(|extent| (extent.start..extent.end).step_by(PAGE_BYTES)).skip(AHEAD);
     let mut to = SNAPSHOT_BASE;
     let result = changed.clone().try_for_each(|extent| {
         let len = extent.end - extent.start;
         if extent.hidden() {
             // SAFETY: the snapshot's memory has room for all of it, and nothing else uses it.
             read_memory(memory, extent.start, unsafe { core::slice::from_raw_parts_mut(to as *mut u8, len as usize) })?;
-            ahead.nth((len / 4096) as usize - 1);
+            ahead.nth((len / PAGE) as usize - 1);
         } else {
-            for page in (0..len).step_by(4096) {
+            for page in (0..len).step_by(PAGE_BYTES) {
                 ahead.next().iter().for_each(|page| fetch(*page));
                 // SAFETY: as above; the page is one of the program, present and readable, and all threads are stopped.
                 unsafe { copy_page(to + page, extent.start + page) };
@@ -237,7 +221,7 @@ fn fetch(page: u64) {
 /// # Safety
 /// Two whole pages, readable and writable, that nothing changes meanwhile.
 unsafe fn copy_page(to: u64, from: u64) {
-    assert!(to.is_multiple_of(4096) && from.is_multiple_of(4096), "whole pages");
+    assert!(to.is_multiple_of(PAGE) && from.is_multiple_of(PAGE), "whole pages");
     // SAFETY: the caller's pages; vectors of 16 bytes fill them.
     unsafe {
         let (to, from) = (&mut *(to as *mut [x86_64::__m128i; 256]), &*(from as *const [x86_64::__m128i; 256]));
@@ -282,7 +266,7 @@ fn pack(bytes: &[u8]) -> Option<(&'static [u8], &'static [u8])> {
     let (table, room, copy) =
         unsafe { ((*TABLE.0.get()).as_mut()?, arena::scratch(arena::SCRATCH_PACKED), arena::scratch(arena::SCRATCH_COPY)) };
     let pays = |packed: usize, of: usize| packed * 10 < of * 9;
-    let (pages, _) = bytes.as_chunks::<4096>();
+    let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
     let (mut sampled, mut became) = (0, 0);
     for page in pages.iter().step_by(SAMPLE_STEP) {
         sampled += page.len();

@@ -1,6 +1,7 @@
 //! Which pages of a region hold something, and which of them were written to: PAGEMAP_SCAN, or /proc/self/pagemap on kernels before
 //! 6.7, which do not know the latter.
 
+use crate::image::format::PAGE;
 use crate::sys::{self, Answer, Errno, call};
 
 /// Consecutive pages.
@@ -35,6 +36,8 @@ impl Extent {
     }
 }
 
+/// Entries of /proc/self/pagemap that are read at once: 8 bytes each.
+const AT_ONCE: usize = 512;
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// PM_SCAN_WP_MATCHING.
 const PROTECT: u64 = 1;
@@ -172,11 +175,11 @@ impl Scanner {
     }
 
     fn read_pagemap(&self, start: u64, end: u64, out: &mut [Extent], mut used: usize) -> Answer {
-        let mut words = [0u8; 4096];
+        let mut words = [0u8; AT_ONCE * 8];
         let mut at = start;
         while at < end {
-            let want = (((end - at) / 4096) as usize).min(512) * 8;
-            let have = sys::pread(self.fd, &mut words[..want], at / 4096 * 8)?;
+            let want = (((end - at) / PAGE) as usize).min(AT_ONCE) * 8;
+            let have = sys::pread(self.fd, &mut words[..want], at / PAGE * 8)?;
             if have < 8 {
                 return Err(Errno(libc::EIO));
             }
@@ -185,15 +188,15 @@ impl Scanner {
                 // Bit 63 present, 62 swapped, 61 file page, 58 guard.
                 if word >> 62 != 0 && word & (1 << 61 | 1 << 58) == 0 {
                     match out[..used].last_mut() {
-                        Some(last) if last.end == at && last.start >= start => last.end += 4096,
+                        Some(last) if last.end == at && last.start >= start => last.end += PAGE,
                         _ => {
                             *out.get_mut(used).ok_or(Errno(libc::ENOSPC))? =
-                                Extent { start: at, end: at + 4096, categories: WRITTEN };
+                                Extent { start: at, end: at + PAGE, categories: WRITTEN };
                             used += 1;
                         }
                     }
                 }
-                at += 4096;
+                at += PAGE;
             }
         }
         Ok(used)

@@ -1,8 +1,9 @@
 //! What is asked of a process, and how a request and a refusal look on the socket between requester and process.
 //!
-//! Each must know which process it talks to. The socket's name is no secret (/proc/net/unix), and the users of both may have no number for each other (user namespaces).
-//! - The requester hears only the process that it means: the kernel gives it the id of the caller (SO_PEERCRED), and a pidfd from before the signal says that the id
-//!   has meant that process all the time.
+//! Each must know which process it talks to. The socket's name is no secret (/proc/net/unix), and the users of both may have no number for each other (user
+//! namespaces).
+//! - The requester hears only the process that it means: the kernel gives it the id of the caller (SO_PEERCRED), and a pidfd from before the signal says that
+//!   the id has meant that process all the time.
 //! - The process serves only the sender of the signal, which the kernel has allowed to send it: the signal carries a secret that no other process sees, and the
 //!   request begins with it.
 

@@ -6,14 +6,15 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
+use crate::counter::trap_counter;
 use crate::describe::object_number;
 use crate::files::Fault;
-use crate::launch::trap_counter;
+use crate::hooks::hook;
+use crate::image::format::PAGE;
 use crate::maps::{ObjectId, numbered};
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
-use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
-use crate::{death, files, owners, rseq, signals, stop};
+use crate::{death, files, owners, rseq, sigaction, signals};
 
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
@@ -24,14 +25,15 @@ static LAUNCHER: AtomicU64 = AtomicU64::new(0);
 /// 1: this incarnation of the process is a copy that changes nothing outside of itself.
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore is called.
+/// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore
+/// is called.
 pub fn is_alone() -> bool {
     ALONE.load(Relaxed) == 1
 }
 
-/// The number that the launcher of this restored process has given ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)). The environment does not have it, for
-/// it is that of the first incarnation, and the parent need not be the launcher. 0: none was given, or the process was never restored. It is known when the hook
-/// after a restore is called.
+/// The number that the launcher of this restored process has given ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)). The environment does not have it,
+/// for it is that of the first incarnation, and the parent need not be the launcher. 0: none was given, or the process was never restored. It is known when the
+/// hook after a restore is called.
 pub fn launcher() -> u64 {
     LAUNCHER.load(Relaxed)
 }
@@ -88,8 +90,10 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         call!(libc::SYS_arch_prctl, 0x1001, leader.gs).or_fail("the GS base");
     }
     death::begin(&plan.death, tables).or_fail("a signal disposition");
-    // What the image says of that is where it was made.
+    // What the image says of these is where it was made.
     files::learn_boot();
+    tables.owners.clear();
+    plan.owners().iter().for_each(|owner| assert!(tables.owners.push(*owner), "there is as much room as in a plan"));
     memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
     descriptors(tables, plan);
     shared(tables);
@@ -100,7 +104,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         let signal = index as i32 + 1;
         if signal != libc::SIGKILL && signal != libc::SIGSTOP && !death::is_before(signal, action) {
             // SAFETY: the program's own handlers.
-            unsafe { stop::action(signal, Some(action)) }.or_fail("a signal disposition");
+            unsafe { sigaction::action(signal, Some(action)) }.or_fail("a signal disposition");
         }
     }
     // The restorer is done, and so is its plan.
@@ -461,6 +465,9 @@ fn lost_socket(fd: &Fd) {
     place(fd, ends[0]);
 }
 
+/// Connections that wait at a listening socket: as many as the kernel allows by itself: it does not tell how many the program had asked for.
+const BACKLOG: u32 = 4096;
+
 /// A socket that had no peer, as it was.
 fn loose_socket(tables: &Tables, fd: &Fd) {
     let [domain, kind, protocol, listening] = fd.values.map(|value| value as i32);
@@ -471,7 +478,7 @@ fn loose_socket(tables: &Tables, fd: &Fd) {
         bind(new, domain, name, fd);
     }
     if listening != 0 {
-        plain!(libc::SYS_listen, new, 4096).or_fail("a listening socket");
+        plain!(libc::SYS_listen, new, BACKLOG).or_fail("a listening socket");
     }
     place(fd, new);
 }
@@ -621,7 +628,7 @@ fn spawn(index: usize) -> Result<(), Errno> {
     let mut result = -i64::from(libc::EPERM);
     for set_tid in [&raw const tid as u64, 0] {
         // clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup.
-        let args: [u64; 11] = [FLAGS, 0, 0, 0, 0, top - 4096, 4096, fs, set_tid, u64::from(set_tid != 0), 0];
+        let args: [u64; 11] = [FLAGS, 0, 0, 0, 0, top - PAGE, PAGE, fs, set_tid, u64::from(set_tid != 0), 0];
         // SAFETY: the new thread has a stack and thread-local storage of its own, and never returns from `begin_thread`.
         unsafe {
             asm!("syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r12", "call {begin}", "ud2", "2:",

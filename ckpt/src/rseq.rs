@@ -1,5 +1,5 @@
-//! The area of a thread that the kernel writes whenever the thread gets on another processor (rseq(2)), as glibc has registered it. It lies in the thread's own memory: in a process that
-//! writes an image of itself it would change between the checksum of its page and the page.
+//! The area of a thread that the kernel writes whenever the thread gets on another processor (rseq(2)), as glibc has registered it. It lies in the thread's own
+//! memory: in a process that writes an image of itself it would change between the checksum of its page and the page.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -6,110 +6,16 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
 use crate::arena::{self, SNAPSHOT_BASE, SNAPSHOT_SPAN, state};
-use crate::gather::{self, Refusal};
 use crate::hashes::{self, Comparison};
+use crate::hooks::{Wanted, hook, hooks};
 use crate::image::Header;
 use crate::image::meta::advice;
 use crate::output::{self, Job};
+use crate::refusal::Refusal;
 use crate::request::{Advised, Mode, Request, Tracking};
+use crate::sink::Target;
 use crate::sys::{self, Answer, Errno, call, plain};
-use crate::{dense, describe, identity, restart, rseq, signals, stop, track};
-
-/// Functions of the library that embeds the engine, called at certain moments. They run in a signal handler, and the first three while all threads
-/// are stopped: no allocation, no lock, no libc.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Hooks {
-    /// All threads are stopped, nothing is read yet.
-    pub before_save: Option<fn()>,
-    /// In the child that writes the image, first thing. It owns copies of all descriptors, but may share the program's memory, which the
-    /// program uses meanwhile.
-    pub in_child: Option<fn()>,
-    /// In a restored process, before any thread goes on.
-    pub after_restore: Option<fn()>,
-    /// The process was nudged ([`nudge_self`], `control::nudge`), and no thread is stopped yet: which checkpoint is wanted? `None`:
-    /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
-    /// may hold must not be waited for.
-    pub nudged: Option<Nudged>,
-    /// A request has come from outside (`control::request`), and no thread is stopped yet: may the process be saved now? What the library takes so that no thread is in the middle of
-    /// something that no image may have, it keeps. False: the request waits; the library nudges a thread of its own ([`nudge_self`]) when that is over. As for
-    /// `nudged`, nothing must be waited for.
-    pub asked: Option<fn() -> bool>,
-    /// The request that `asked` has allowed is over, in the process that goes on, when all threads run again. In the restored process only `after_restore` is called.
-    pub answered: Option<fn()>,
-    /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when all threads run again: how long they were stopped, in
-    /// nanoseconds, and what names the image (as in `Outcome::Saved`), or why there is none. In the restored process only `after_restore` is called.
-    pub saved: Option<Told>,
-}
-
-/// See `Hooks::nudged`.
-pub type Nudged = fn() -> Option<Wanted>;
-
-/// A checkpoint that is wanted.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// The descriptor that the image goes to.
-    pub fd: i32,
-    /// What kind it is to be.
-    pub request: Request,
-    /// What writes it there; none: it is written as it is.
-    pub through: Option<Through>,
-}
-
-/// Takes the next bytes of an image, two pieces, for this descriptor. The number is [`Through::context`]; an error is one of the system's.
-pub type WritePieces = fn(u64, i32, &[u8], &[u8]) -> Result<(), i32>;
-
-/// Functions of a library that embeds the engine, which write an image in another form than its own. They run where it is written, perhaps in a child that
-/// shares the program's memory while the program goes on: no allocation, no lock, no libc.
-#[derive(Clone, Copy, Debug)]
-pub struct Through {
-    /// Given to both: where they have what they need.
-    pub context: u64,
-    /// Writes the next bytes.
-    pub write: WritePieces,
-    /// All bytes were given: the descriptor. An error is one of the system's numbers.
-    pub end: fn(u64, i32) -> Result<(), i32>,
-}
-
-/// Where an image goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// The descriptor.
-    pub fd: i32,
-    /// See [`Wanted::through`].
-    pub through: Option<Through>,
-}
-
-impl From<i32> for Target {
-    fn from(fd: i32) -> Self {
-        Target { fd, through: None }
-    }
-}
-/// See `Hooks::saved`.
-pub type Told = fn(Result<(u64, u64), Refusal>);
-
-static HOOKS: std::sync::OnceLock<Hooks> = std::sync::OnceLock::new();
-
-/// Registers hooks; once, before the first checkpoint. False: there are some already.
-pub fn set_hooks(hooks: Hooks) -> bool {
-    HOOKS.set(hooks).is_ok()
-}
-
-/// Calls a hook, if there is one.
-pub fn hook(which: fn(&Hooks) -> Option<fn()>) {
-    if let Some(function) = HOOKS.get().and_then(which) {
-        function();
-    }
-}
-
-/// Whether a request may be served now; if so, [`served`] follows.
-pub fn may_serve() -> bool {
-    HOOKS.get().and_then(|hooks| hooks.asked).is_none_or(|ask| ask())
-}
-
-/// A request that [`may_serve`] has allowed is over.
-pub fn served() {
-    hook(|hooks| hooks.answered);
-}
+use crate::{dense, describe, gather, identity, restart, rseq, signals, stop, track};
 
 /// What became of a checkpoint that the program itself asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +110,7 @@ pub fn nudge_self() -> Result<(), Refusal> {
 
 /// A nudge, in the signal's handler: asks, and makes the checkpoint that is wanted. `rewound`, not 0: the thread makes an interrupted call again.
 pub extern "C" fn nudged(rewound: u64, context: *mut libc::ucontext_t) {
-    let Some(hooks) = HOOKS.get() else { return };
+    let Some(hooks) = hooks() else { return };
     let Some(Wanted { fd, request, through }) = hooks.nudged.and_then(|ask| ask()) else { return };
     // SAFETY: `stop::on_own_stack` asserts that this thread holds `busy`.
     gather::advice(unsafe { arena::tables() });

@@ -3,18 +3,18 @@
 use core::sync::atomic::Ordering::SeqCst;
 
 use crate::arena::{self, state};
-use crate::gather::{self, Refusal};
 use crate::maps::numbered;
+use crate::refusal::Refusal;
 use crate::request::{
     ADVISED_BYTES, Advised, MAX_ADVISED, Mode, REFUSAL_MAGIC, REQUEST_BYTES, Request, SECRET_BYTES, SOCKET_NAME, Secret,
 };
 use crate::sys::{self, Errno, plain};
-use crate::{identity, save};
+use crate::{gather, hooks, identity, save};
 
-/// Answers a request, unless the library puts it off: then it stays where it is noted. `rewound`, not 0: the thread makes an interrupted call again; `context` is
-/// where it was.
+/// Answers a request, unless the library puts it off: then it stays where it is noted. `rewound`, not 0: the thread makes an interrupted call again; `context`
+/// is where it was.
 pub extern "C" fn serve(rewound: u64, context: *mut libc::ucontext_t) {
-    if !save::may_serve() {
+    if !hooks::may_serve() {
         return;
     }
     let which = state().asked.swap(0, SeqCst) as u32;
@@ -24,7 +24,7 @@ pub extern "C" fn serve(rewound: u64, context: *mut libc::ucontext_t) {
         converse(fd, secret, rewound != 0, context);
         sys::close(fd);
     }
-    save::served();
+    hooks::served();
 }
 
 /// Reads the request on its connection, and answers it.

@@ -6,31 +6,13 @@
 //! whole process only one thread may do that: the coordinator hands them out (`hand_out`) as the kernel would, to the leader if
 //! it does not block them.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::arena::{Thread, state};
-use crate::death;
 use crate::interrupted;
 use crate::maps::{field, hex};
-use crate::stop::SIGNAL;
+use crate::sigaction::{self, SIGNAL};
 use crate::sys::{self, call};
-
-/// A signal on its way to a thread.
-#[repr(C)]
-pub struct Handed {
-    /// The thread; 0: free.
-    tid: AtomicI32,
-    /// Its siginfo.
-    info: UnsafeCell<[u64; 16]>,
-}
-
-// SAFETY: filled in by the coordinator while all other threads wait, emptied by the thread it names.
-unsafe impl Sync for Handed {}
-
-/// Signals that can be handed out at one stop; others stay where they are.
-pub const MAX_HANDED: usize = 128;
 
 fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
@@ -43,7 +25,7 @@ fn each(mask: u64) -> impl Iterator<Item = i32> {
 
 /// The program's handler of a signal: its flags; none if it has no handler.
 fn handled(signal: i32) -> Option<u64> {
-    let action = death::program_action(signal).ok()?;
+    let action = sigaction::program_action(signal).ok()?;
     (action.handler > 1).then_some(action.flags)
 }
 

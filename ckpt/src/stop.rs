@@ -1,19 +1,18 @@
 //! Stopping all threads, from inside: signal 33, whose handler parks. Programs cannot block it; glibc uses it for setuid and the
 //! like, and gets what is its own. The handler of a parked thread uses the program's stack, a few hundred bytes of it.
 
-use core::arch::{asm, naked_asm};
+use core::arch::asm;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
+use crate::counter::is_counter_trapped;
 use crate::death;
-use crate::gather::Refusal;
 use crate::interrupted::rewind;
-use crate::launch::is_counter_trapped;
+use crate::refusal::Refusal;
+use crate::sigaction::{SA_RESTORER, SIGNAL, action, return_from_signal};
 use crate::signals;
 use crate::sys::{self, Answer, Errno, call};
 
-/// SIGSETXID of glibc.
-pub const SIGNAL: i32 = 33;
 /// Upper half of the signal's value: park, the lower half is the number of the stop.
 const PARK: u32 = u32::from_be_bytes(*b"PARK");
 /// Upper half of the signal's value: save yourself, the lower half names the socket to connect to. What comes after the value is the request's secret.
@@ -26,7 +25,6 @@ pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
 /// Where the secret of a request is in a siginfo, in words: after number and error, code, pid and uid, and value.
 pub const SECRET_AT: usize = 4;
 
-const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
 const PATIENCE_NS: u64 = 2_000_000_000;
 /// Signals of the engine that one thread takes from its queue at a stop. What is beyond is in no image, either.
@@ -34,26 +32,25 @@ const MOST_DRAINED: usize = 4096;
 /// How long those of the stop before may take to be on their way again.
 const LEAVING_NS: u64 = 200_000_000;
 
-/// What handlers of the engine return to.
-#[unsafe(naked)]
-pub extern "C" fn return_from_signal() {
-    naked_asm!("mov eax, 15", "syscall")
+/// What the handler does on the engine's stack, in a thread that holds `busy`: with a number, and the context of the thread.
+pub type OnOwnStack = extern "C" fn(u64, *mut libc::ucontext_t);
+
+/// All that there is to do so.
+#[derive(Debug)]
+pub struct Work {
+    /// The thread has called `save::checkpoint`.
+    pub called: OnOwnStack,
+    /// A request has come from outside.
+    pub asked: OnOwnStack,
+    /// The process was nudged.
+    pub nudged: OnOwnStack,
 }
 
-/// Reads (with none) or sets a signal's disposition.
-///
-/// # Safety
-/// The handler must be able to handle it.
-pub unsafe fn action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
-    let mut old = KernelAction::default();
-    let new = new.map_or(core::ptr::null(), |new| &raw const *new);
-    // SAFETY: the kernel reads one action and writes one.
-    unsafe { call!(libc::SYS_rt_sigaction, signal, new, &raw mut old, 8) }?;
-    Ok(old)
-}
+static WORK: std::sync::OnceLock<Work> = std::sync::OnceLock::new();
 
 /// Installs the handler. glibc must have installed its own before, which it does at the first pthread_create.
-pub fn install() -> Result<(), Errno> {
+pub fn install(work: Work) -> Result<(), Errno> {
+    let _ = WORK.set(work);
     let ours = KernelAction {
         handler: handler as *const () as u64,
         flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
@@ -87,8 +84,10 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         answer(context, rewound);
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == CALL && sender == sys::getpid() {
-        if seize() {
-            on_own_stack(crate::save::called, 0, context);
+        if let Some(work) = WORK.get()
+            && seize()
+        {
+            on_own_stack(work.called, 0, context);
             state().busy.store(0, SeqCst);
             answer(context, false);
         }
@@ -128,6 +127,7 @@ fn seize() -> bool {
 ///
 /// A request that the library puts off (`Hooks::asked`) stays written down, for the next nudge.
 fn answer(context: *mut libc::ucontext_t, rewound: bool) {
+    let Some(work) = WORK.get() else { return };
     let mut put_off = 0;
     let is_asked = |put_off: u64| ![0, put_off].contains(&state().asked.load(SeqCst));
     while (is_asked(put_off) || state().nudged.load(SeqCst) != 0) && seize() {
@@ -136,14 +136,14 @@ fn answer(context: *mut libc::ucontext_t, rewound: bool) {
         let nudged = state().nudged.swap(0, SeqCst);
         // Before the request: what the library notes about a nudge that it puts off is gone after one that it does not.
         if nudged == me {
-            on_own_stack(crate::save::nudged, rewound.into(), context);
+            on_own_stack(work.nudged, rewound.into(), context);
             put_off = 0;
         }
         let asked = state().asked.load(SeqCst);
         if (asked >> 32) as u32 != me {
             let _ = state().asked.compare_exchange(asked, 0, SeqCst, SeqCst);
         } else if is_asked(put_off) {
-            on_own_stack(crate::serve::serve, rewound.into(), context);
+            on_own_stack(work.asked, rewound.into(), context);
             put_off = asked;
         }
         state().busy.store(0, SeqCst);
@@ -151,7 +151,7 @@ fn answer(context: *mut libc::ucontext_t, rewound: bool) {
 }
 
 /// Calls a function on the engine's stack. The caller holds `busy`.
-fn on_own_stack(function: extern "C" fn(u64, *mut libc::ucontext_t), argument: u64, context: *mut libc::ucontext_t) {
+fn on_own_stack(function: OnOwnStack, argument: u64, context: *mut libc::ucontext_t) {
     assert_eq!(state().busy.load(Relaxed), sys::getpid() as u32, "the stack belongs to the thread that saves the process");
     // SAFETY: the stack is mapped and, since we hold `busy`, no other thread's.
     unsafe {

@@ -6,6 +6,8 @@
 use core::arch::asm;
 use core::ffi::CStr;
 
+use crate::image::format::PAGE_BYTES;
+
 /// A negative answer of the kernel, as a positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
@@ -346,8 +348,8 @@ pub fn socket_option(fd: i32, option: i32) -> Result<i32, Errno> {
     unsafe { call!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, option, &raw mut number, &raw mut len) }.map(|_| number)
 }
 
-/// The process and the user at the other end of a unix socket, as they were when it was connected (or began to listen) and as this process sees them: process 0 is
-/// one of a pid namespace around this one's; of users that have no number in this process's user namespace all are the same one.
+/// The process and the user at the other end of a unix socket, as they were when it was connected (or began to listen) and as this process sees them: process 0
+/// is one of a pid namespace around this one's; of users that have no number in this process's user namespace all are the same one.
 pub fn peer(fd: i32) -> Result<(i32, u32), Errno> {
     let (mut peer, mut len) = ([0u32; 3], 12u32);
     // SAFETY: the kernel writes one ucred, and its length.
@@ -426,7 +428,7 @@ pub fn peek(at: u64, buffer: &mut [u8]) -> Answer {
 /// Which pages from `start` on are present, one byte each, its lowest bit: true of mappings of no file. ENOMEM: not all of it is mapped.
 pub fn present(start: u64, pages: &mut [u8]) -> Result<(), Errno> {
     // SAFETY: the kernel writes one byte a page.
-    unsafe { call!(libc::SYS_mincore, start, pages.len() * 4096, pages.as_mut_ptr()) }.map(drop)
+    unsafe { call!(libc::SYS_mincore, start, pages.len() * PAGE_BYTES, pages.as_mut_ptr()) }.map(drop)
 }
 
 /// Gives the content of pages back to the kernel.

@@ -78,8 +78,8 @@ pub fn open(path: &Path, owners: Owners) -> Result<File, TrustError> {
     Ok(file)
 }
 
-/// Whether an open file or folder is root's or the caller's, and no other user may write it; `path` is for the error. For a caller that opens files in its own way:
-/// the file's folder must be checked, too.
+/// Whether an open file or folder is root's or the caller's, and no other user may write it; `path` is for the error. For a caller that opens files in its own
+/// way: the file's folder must be checked, too.
 pub fn check(file: &File, path: &Path) -> Result<(), TrustError> {
     let path = || path.to_owned();
     let data = file.metadata().map_err(|error| TrustError::Io { path: path(), error })?;

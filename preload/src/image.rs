@@ -171,8 +171,8 @@ impl Layer {
 
 /// Registers with the engine. Once, at the start.
 ///
-/// An image that is asked for from outside is made while the layer is locked, too: a thread in the middle of it may have a key on its stack and in its registers
-/// (`memory::discreetly`). If some thread is, the request waits until that one lets go (`make_up`).
+/// An image that is asked for from outside is made while the layer is locked, too: a thread in the middle of it may have a key on its stack and in its
+/// registers (`memory::discreetly`). If some thread is, the request waits until that one lets go (`make_up`).
 pub fn register() {
     /// The process that is protected: a child of it has no keys.
     static PROTECTED: AtomicU32 = AtomicU32::new(0);

@@ -10,13 +10,16 @@ use std::time::{Duration, Instant};
 use super::{ControlError, Progress, Saved, failed, receive, whole};
 use crate::image::format::MAGIC;
 use crate::request::{REFUSAL_MAGIC, Request, SECRET_BYTES, SOCKET_NAME, Secret, advice_message};
-use crate::stop::{NUDGE, REQUEST, SECRET_AT, SIGNAL};
+use crate::sigaction::SIGNAL;
+use crate::stop::{NUDGE, REQUEST, SECRET_AT};
 use crate::sys::{self, Errno, call, plain};
 
 /// How long a process may take to connect: longer than it may take to stop its threads.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A process that does not answer in this time is stuck, not slow. Each read and each write has this time.
 const STUCK: Duration = Duration::from_secs(30);
+/// Bytes of a refusal that are read.
+const MOST_TOLD: u64 = 4096;
 /// Names for the socket that may be taken before that is an error.
 const NAMES: u32 = 16;
 
@@ -59,7 +62,7 @@ impl Target {
         stream.read_exact(&mut first).map_err(unreachable)?;
         if first == REFUSAL_MAGIC {
             let mut text = String::new();
-            let _ = stream.take(4096).read_to_string(&mut text);
+            let _ = stream.take(MOST_TOLD).read_to_string(&mut text);
             return Err(ControlError::Refused(self.pid, text));
         }
         if first != MAGIC {
@@ -78,8 +81,8 @@ impl Target {
         Ok(saved)
     }
 
-    /// As [`nudge`](super::nudge) does. A process that has not taken our last signal yet, for it is stopped, finds all that there is when it does: queued signals are counted for all
-    /// processes of a user.
+    /// As [`nudge`](super::nudge) does. A process that has not taken our last signal yet, for it is stopped, finds all that there is when it does: queued
+    /// signals are counted for all processes of a user.
     pub fn nudge(&self) -> Result<(), ControlError> {
         if is_pending(self.pid).map_err(unreachable(self.pid))? {
             return Ok(());
@@ -95,8 +98,8 @@ impl Target {
         info[2] = sys::getpid() as u64;
         info[3] = value;
         info[SECRET_AT..][..2].copy_from_slice(&secret);
-        // The last thing before the signal, which would end a process that has executed another program meanwhile. If the id has gone to another process by now,
-        // ours has ended, and the pidfd says so.
+        // The last thing before the signal, which would end a process that has executed another program meanwhile. If the id has gone to another process by
+        // now, ours has ended, and the pidfd says so.
         if !has_library(self.pid).map_err(unreachable(self.pid))? {
             return Err(ControlError::Silent(self.pid));
         }

@@ -28,8 +28,8 @@ pub(super) fn appear<T>(path: &Path, write: impl FnOnce(&File) -> Result<T, Cont
     Ok(result)
 }
 
-/// A new file of the caller's own. It has no name until it is finished: if the caller is killed, nothing stays behind. Where the file system has no such files it has
-/// a name beside the one that it gets, and is removed unless it is finished.
+/// A new file of the caller's own. It has no name until it is finished: if the caller is killed, nothing stays behind. Where the file system has no such files
+/// it has a name beside the one that it gets, and is removed unless it is finished.
 struct Unfinished {
     /// The folder, which is the same one to the end, whatever its name comes to mean.
     folder: File,
@@ -103,7 +103,8 @@ pub fn folder(path: &Path) -> &Path {
 }
 
 /// Merges an image with its ancestors into a whole one without packed runs, in a file of its own (or in the place of the image itself). The
-/// ancestors are looked for among `parents`, or beside the image if there are none. The whole image is the caller's: so all of them must be files that it trusts.
+/// ancestors are looked for among `parents`, or beside the image if there are none. The whole image is the caller's: so all of them must be files that it
+/// trusts.
 pub fn merge_files(
     image: &Path,
     parents: &[PathBuf],
@@ -175,9 +176,10 @@ pub struct Restorable {
 }
 
 impl Restorable {
-    /// An image and its ancestors, the newest first, the whole one last, whose ends may still be on their way. They become one whole image while it is restored, which has no place of its own, on
-    /// a disk or in memory. The restored process begins to run when all of them have come to their ends, which the caller lets them do only if they are what they were when they were made (by a
-    /// code over them, say). Otherwise the restorer finds that the image ends early, and `failed` is told why.
+    /// An image and its ancestors, the newest first, the whole one last, whose ends may still be on their way. They become one whole image while it is
+    /// restored, which has no place of its own, on a disk or in memory. The restored process begins to run when all of them have come to their ends, which the
+    /// caller lets them do only if they are what they were when they were made (by a code over them, say). Otherwise the restorer finds that the image ends
+    /// early, and `failed` is told why.
     pub fn of_verified<R: Read + Send + 'static>(
         chain: Vec<R>,
         failed: impl FnOnce(&ImageError) + Send + 'static,

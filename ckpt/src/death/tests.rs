@@ -104,7 +104,7 @@ proptest! {
 /// The disposition of a signal that is the tests' process's own.
 fn action(signal: i32) -> KernelAction {
     // SAFETY: only reads.
-    unsafe { stop::action(signal, None) }.unwrap()
+    unsafe { set_action(signal, None) }.unwrap()
 }
 
 /// One test, because dispositions are the whole process's.
@@ -121,20 +121,20 @@ fn what_is_asked_for_the_program_s_disposition_never_names_ours() {
     let same = |a: KernelAction, b: KernelAction| (a.handler, a.flags, a.mask) == (b.handler, b.flags, b.mask);
     kept(signal).unwrap().set(&programs);
     // SAFETY: the signal is not sent; our handler is prepared for it.
-    unsafe { stop::action(signal, Some(&before(&programs))) }.unwrap();
+    unsafe { set_action(signal, Some(&before(&programs))) }.unwrap();
     assert!(is_ours(&action(signal)));
     assert_eq!(action(signal).flags & libc::SA_RESTART as u64, 0, "a call that the program's handler ends, ends");
-    assert!(same(program_action(signal).unwrap(), programs));
+    assert!(same(sigaction::program_action(signal).unwrap(), programs));
     put_back(signal);
     assert!(same(action(signal), programs));
     // The program's own, set meanwhile, stays.
     // SAFETY: ignoring needs no handler.
-    unsafe { stop::action(signal, Some(&KernelAction { handler: libc::SIG_IGN as u64, ..KernelAction::default() })) }.unwrap();
+    unsafe { set_action(signal, Some(&KernelAction { handler: libc::SIG_IGN as u64, ..KernelAction::default() })) }.unwrap();
     put_back(signal);
     assert_eq!(action(signal).handler, libc::SIG_IGN as u64);
     assert!(!stands_before(&action(signal)) && stands_before(&KernelAction::default()));
     // SAFETY: nor does the default.
-    unsafe { stop::action(signal, Some(&KernelAction::default())) }.unwrap();
+    unsafe { set_action(signal, Some(&KernelAction::default())) }.unwrap();
 }
 
 #[test]

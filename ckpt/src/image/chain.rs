@@ -176,7 +176,8 @@ pub struct Merge<R> {
 }
 
 impl<R: Read> Merge<R> {
-    /// Reads the headers and metadata, the newest image first, and checks that each image is an increment to the one after it. The rest may still be on its way.
+    /// Reads the headers and metadata, the newest image first, and checks that each image is an increment to the one after it. The rest may still be on its
+    /// way.
     pub fn begin(images: impl IntoIterator<Item = R>) -> Result<Self, ImageError> {
         let mut chain = Chain::begin(images)?;
         let newest = &mut chain.layers[0].reader;

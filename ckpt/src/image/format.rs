@@ -23,6 +23,8 @@ pub const MAX_RUN_BYTES: usize = 1 << 20;
 pub const MAX_KEPT_BYTES: usize = 1 << 30;
 /// Size of a page in bytes: the only one x86-64 programs see.
 pub const PAGE: u64 = 4096;
+/// The same as a length of what is in memory.
+pub const PAGE_BYTES: usize = PAGE as usize;
 /// First address that no program can use (47-bit user space).
 pub const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 

@@ -59,7 +59,8 @@ pub mod advice {
     pub const NO_RESERVE: u8 = 64;
 }
 
-/// Which file something was of, as the kernel has told it to the saved process: whether a file that has its name later may stand for it. All zero: it is not known, or no file.
+/// Which file something was of, as the kernel has told it to the saved process: whether a file that has its name later may stand for it. All zero: it is not
+/// known, or no file.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileId {
@@ -84,7 +85,8 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Whether both are the very same file. An inode's number may be given anew: then the file is younger, or, where its age is not known, another user's perhaps.
+    /// Whether both are the very same file. An inode's number may be given anew: then the file is younger, or, where its age is not known, another user's
+    /// perhaps.
     #[must_use]
     pub fn is(&self, other: &FileId) -> bool {
         let key = |file: &FileId| (file.boot, file.device, file.inode, file.born);

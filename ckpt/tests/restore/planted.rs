@@ -286,8 +286,8 @@ fn a_program_of_another_user_does_not_run() {
     }
 }
 
-/// The same files under other numbers, as on another machine: root's library and the user's own file, which its group may write. Restored by a user who has no number for root:
-/// in a namespace, because only root may choose a process's id.
+/// The same files under other numbers, as on another machine: root's library and the user's own file, which its group may write. Restored by a user who has no
+/// number for root: in a namespace, because only root may choose a process's id.
 #[test]
 fn files_of_root_and_of_the_user_are_taken() {
     if !harness::root() {
@@ -343,6 +343,29 @@ fn the_very_file_is_taken_whoever_owns_it() {
             assert_eq!((code, said.trim_end_matches(['\n', '\0'])), (Some(5), SECRET), "user {user}, {is_renewed}");
         }
     }
+}
+
+/// A library of a third user, as on machines where programs belong to an account of their own. An ordinary user's process has no number for that user once it
+/// was restored, and it is restored again.
+#[test]
+fn a_library_of_its_owner_is_taken_again_and_again() {
+    if !harness::root() {
+        return;
+    }
+    let place = Place::new();
+    let file = place.file();
+    make_library(&place);
+    fs::copy(place.path("planted_library"), &file).unwrap();
+    chown(&file, Some(INTRUDER), Some(INTRUDER)).unwrap();
+    place.take(place.start_as(USER, &["library", file.to_str().unwrap()]));
+    for _ in 0..2 {
+        renew(&file);
+        place.take(Process::start("the restored one", &mut place.command(USER)));
+    }
+    renew(&file);
+    assert_eq!(place.restore_as(USER), (Some(5), "7\n".into()));
+    chown(&file, Some(INTRUDER + 1), None).unwrap();
+    place.is_refused(USER, &file);
 }
 
 /// Gives the calling thread, and what it starts, System V objects of its own.
