@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-use crate::cluster::Namespace;
+use crate::local_node::Namespace;
 use crate::show::report;
 
 /// Nodes, and namespaces.

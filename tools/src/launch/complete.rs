@@ -14,7 +14,7 @@ use radic_slurm::Library;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::cluster::quoted;
+use crate::local_node::quoted;
 use crate::mpi::loader;
 use crate::show::report;
 

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::client::Cluster;
-use crate::cluster::{self, StartOptions};
+use crate::local_node::{self, StartOptions};
 use crate::show::report;
 
 use super::complete;
@@ -31,9 +31,10 @@ use super::hosts::Host;
 use super::key::Bearer;
 use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, What};
-use super::record::Record;
 use super::ssh::{block_on, dictate};
-use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable, watch_for};
+use super::{
+    LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, record, tell, variable, watch_for,
+};
 
 /// How many ranks the user has asked for.
 pub(crate) const TASKS: &str = "SLURM_NTASKS";
@@ -250,7 +251,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
     let prefix = prefix(args)?;
     let watch = watch_for(here(&allocation), &complete::command(&prefix, &allocation.job), args)?;
-    cluster::prepared(cluster, || {
+    local_node::prepared(cluster, || {
         let (mut order, key) = order(cluster, args, options, &planned)?;
         order.watch = watch;
         let line = protocol::line(&order)?;
@@ -262,7 +263,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
             let result = step.go_on(cluster, Plan::new(planned.clone())).await;
             let recorded = result.and_then(|launched| {
                 let shell = remote_shell(&allocation.job);
-                Record::new(shell, true, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
+                record(shell, true, prefix.clone(), &planned, &launched).write(cluster.dir()).map(|()| launched)
             });
             match recorded {
                 Ok(launched) => step.keep(&planned, launched).await,
