@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::key::{ClusterKey, KeyError};
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::{ClusterStatus, Reply, Request};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
 use crate::record::Record;
@@ -195,6 +195,15 @@ impl Cluster {
     /// One request, one answer; an `Error` from the daemon is an error here.
     pub(crate) fn ask(&self, request: &Request, limit: Duration) -> Result<Reply, ClientError> {
         self.connect(None)?.ask(request, limit)
+    }
+}
+
+/// The state of the cluster, as the node that answers sees it.
+pub(crate) fn ask_status(cluster: &Cluster) -> Result<ClusterStatus, ClientError> {
+    let mut connection = cluster.connect(None)?;
+    match connection.ask(&Request::Status, ANSWER)? {
+        Reply::Status(status) => Ok(status),
+        other => Err(connection.unexpected(&other)),
     }
 }
 

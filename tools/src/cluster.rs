@@ -17,13 +17,13 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::client::{self, ClientError, Cluster};
+use crate::format::{print, print_json, report};
 use crate::launch::{self, Launched};
 use crate::local_node::{
     Daemon, READY_LINE, StartOptions, StartedNode, Stopped, find_radicd, lock, log_path, log_tail, names_of, open_if_there,
     prepared, processes, quoted, ready_address, remove_nodes, signal, wait_or_kill,
 };
 use crate::record::Record;
-use crate::show::{self, report};
 use crate::terminal::Signals;
 
 /// Time in which every node must be a member.
@@ -84,7 +84,7 @@ pub(crate) fn show_started(cluster: &Cluster, launched: &Launched, json: bool) -
     }
     let dir = cluster.dir().display().to_string();
     if json {
-        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes, "failed": launched.failed }));
+        return print_json(&serde_json::json!({ "dir": dir, "nodes": nodes, "failed": launched.failed }));
     }
     let number = |role| nodes.iter().filter(|n| n.role == role).count();
     let count = |n, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
@@ -102,15 +102,15 @@ pub(crate) fn show_started(cluster: &Cluster, launched: &Launched, json: bool) -
         count(regular, "node"),
         quoted(&dir)
     );
-    Ok(show::print(&text)?)
+    Ok(print(&text)?)
 }
 
 /// What `radic cluster stop` says.
 pub(crate) fn show_stopped(stopped: &(impl Serialize + fmt::Display), json: bool) -> Result<()> {
     if json {
-        return show::print_json(stopped);
+        return print_json(stopped);
     }
-    Ok(show::print(&format!("{stopped}\n"))?)
+    Ok(print(&format!("{stopped}\n"))?)
 }
 
 fn start_all(

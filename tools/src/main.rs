@@ -26,6 +26,7 @@ mod doctor;
 mod explain;
 mod feed;
 mod file;
+mod format;
 mod inject;
 mod kill;
 mod launch;
@@ -313,7 +314,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(e) if is_broken_pipe(&e) => ExitCode::from(128 + nix::sys::signal::Signal::SIGPIPE as u8),
         Err(e) => {
-            show::report(&format!("radic: {e:#}"));
+            format::report(&format!("radic: {e:#}"));
             let of_radic = || outcome::exit_code(exit_code::RADIC);
             ExitCode::from(if e.is::<outcome::Usage>() { outcome::USAGE_CODE } else { of_radic() })
         }
@@ -378,7 +379,7 @@ fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()>
 
 fn make_key(path: &std::path::Path) -> Result<()> {
     ClusterKey::generate()?.create(path)?;
-    show::report(&format!(
+    format::report(&format!(
         "radic: a new key is in {}; every node of the cluster needs it, and no one else may have it",
         path.display()
     ));

@@ -16,10 +16,10 @@ use serde::Serialize;
 
 use crate::client::{self, Cluster};
 use crate::cluster;
+use crate::format::report;
 use crate::local_node::{Namespace, StartOptions};
 use crate::mpi::{self, Plan};
 use crate::progress::{Progress, TICK};
-use crate::show::report;
 use crate::terminal::Signals;
 
 /// Time that one run may take, unless more is given.

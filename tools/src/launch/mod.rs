@@ -31,9 +31,9 @@ use radic_wire::ids::NodeName;
 use radic_wire::membership::Role;
 
 use crate::client::Cluster;
+use crate::format::report;
 use crate::local_node::{self, StartOptions, StartedNode};
 use crate::record::{Record, Remote};
-use crate::show::report;
 
 use self::hosts::Host;
 use self::key::{Delivery, KeyText};

@@ -23,8 +23,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::client::Cluster;
+use crate::format::report;
 use crate::local_node::{self, StartOptions};
-use crate::show::report;
 
 use super::complete;
 use super::hosts::Host;

@@ -8,9 +8,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::client::Cluster;
+use crate::format::report;
 use crate::local_node::quoted;
 use crate::record::{Record, Remote};
-use crate::show::report;
 
 use super::Failed;
 use super::ssh::{Complaints, Shell, block_on};

@@ -18,9 +18,9 @@ use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::client::{self, Cluster};
+use crate::format::report;
 use crate::local_node;
 use crate::outcome;
-use crate::show::report;
 
 use super::complete;
 use super::protocol::Watch;
