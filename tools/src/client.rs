@@ -16,10 +16,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::key::{ClusterKey, KeyError};
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::{ClusterStatus, Reply, Request};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
-use crate::launch::record::Record;
+use crate::record::Record;
 
 /// Time that a daemon has for its `Welcome`.
 const HELLO: Duration = Duration::from_secs(5);
@@ -86,10 +86,9 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster in `dir`; else that of this job of a batch system, if there is one; else in ~/.radic/cluster.
+    /// The cluster in `dir`; else in ~/.radic/cluster.
     pub(crate) fn new(dir: Option<PathBuf>) -> Result<Self, ClientError> {
-        let of_job = || crate::launch::default_dir().filter(|dir| dir.is_dir());
-        let default = || of_job().or_else(|| std::env::home_dir().map(|home| home.join(".radic/cluster")));
+        let default = || std::env::home_dir().map(|home| home.join(".radic/cluster"));
         // An empty variable is as good as none.
         let dir = dir
             .filter(|dir| !dir.as_os_str().is_empty())
@@ -158,7 +157,7 @@ impl Cluster {
     /// Why there is no node of the cluster here.
     fn absent(&self) -> ClientError {
         let dir = self.dir.display().to_string();
-        match Record::read(self) {
+        match Record::read(&self.dir) {
             Ok(Some(record)) => ClientError::Elsewhere { dir, hosts: record.names() },
             _ => ClientError::NoCluster { dir },
         }
@@ -196,6 +195,15 @@ impl Cluster {
     /// One request, one answer; an `Error` from the daemon is an error here.
     pub(crate) fn ask(&self, request: &Request, limit: Duration) -> Result<Reply, ClientError> {
         self.connect(None)?.ask(request, limit)
+    }
+}
+
+/// The state of the cluster, as the node that answers sees it.
+pub(crate) fn ask_status(cluster: &Cluster) -> Result<ClusterStatus, ClientError> {
+    let mut connection = cluster.connect(None)?;
+    match connection.ask(&Request::Status, ANSWER)? {
+        Reply::Status(status) => Ok(status),
+        other => Err(connection.unexpected(&other)),
     }
 }
 

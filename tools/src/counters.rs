@@ -9,9 +9,10 @@ use radic_wire::job::exit_code;
 use radic_wire::local::{LogSizes, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::process::{Counters, Protect};
 
+use crate::client::ask_status;
 use crate::client::{ClientError, Cluster};
+use crate::format::{Table, bytes, duration, print, print_json};
 use crate::progress::{Progress, TICK, Unit};
-use crate::show::{Table, ask_status, bytes, duration, print, print_json};
 
 /// Processes of which is shown what they wait for.
 const WAITING: usize = 8;

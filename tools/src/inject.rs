@@ -9,8 +9,8 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{NodeName, Rank};
 use radic_wire::local::{ClusterStatus, Fault, Reply, Request};
 
+use crate::client::ask_status;
 use crate::client::{self, ClientError, Cluster, Connection};
-use crate::show::ask_status;
 
 /// Time that the event of `--at-event` has to come.
 const EVENT: Duration = Duration::from_secs(600);

@@ -11,7 +11,7 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::local::{Reply, Request};
 
 use crate::client::{self, ClientError, Cluster, Connection};
-use crate::show::report;
+use crate::format::report;
 
 /// Ends a job: a job, or its first digits.
 pub(crate) fn kill(cluster: &Cluster, job: &str) -> Result<()> {

@@ -15,7 +15,7 @@ use radic_wire::log::{HeldLog, ImageState, LogPart, Span};
 use serde_json::{Value, json};
 
 use crate::client::{self, Cluster, Connection};
-use crate::show::{Table, bytes, print, print_json};
+use crate::format::{Table, bytes, print, print_json};
 
 /// Streams of which a piece is kept: 16 MiB at most.
 const PIECES: usize = 64;

@@ -14,7 +14,7 @@ use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
 
 use crate::client::Cluster;
-use crate::launch::record::Record;
+use crate::record::Record;
 
 mod bench;
 mod chart;
@@ -26,10 +26,12 @@ mod doctor;
 mod explain;
 mod feed;
 mod file;
+mod format;
 mod inject;
 mod kill;
 mod launch;
 mod ledger;
+mod local_node;
 mod log;
 mod manual;
 mod mpi;
@@ -37,6 +39,7 @@ mod outcome;
 mod printer;
 mod progress;
 mod protection;
+mod record;
 mod remove;
 mod replay;
 mod report;
@@ -311,7 +314,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(e) if is_broken_pipe(&e) => ExitCode::from(128 + nix::sys::signal::Signal::SIGPIPE as u8),
         Err(e) => {
-            show::report(&format!("radic: {e:#}"));
+            format::report(&format!("radic: {e:#}"));
             let of_radic = || outcome::exit_code(exit_code::RADIC);
             ExitCode::from(if e.is::<outcome::Usage>() { outcome::USAGE_CODE } else { of_radic() })
         }
@@ -328,7 +331,11 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Cluster(ClusterCommand::Start { launch, .. }) => launch.default_dir(),
         _ => None,
     };
-    let cluster = Cluster::new(cli.cluster.clone().or_else(dir_of_job))?;
+    // Else that of the job of a batch system around this process, if it has a cluster.
+    let there = || launch::default_dir().filter(|dir| dir.is_dir());
+    // An empty variable is as good as none.
+    let named = cli.cluster.clone().filter(|dir| !dir.as_os_str().is_empty());
+    let cluster = Cluster::new(named.or_else(dir_of_job).or_else(there))?;
     match cli.command {
         Command::Key { path } => make_key(&path)?,
         Command::Cluster(command) => return control_cluster(cluster, command),
@@ -372,7 +379,7 @@ fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()>
 
 fn make_key(path: &std::path::Path) -> Result<()> {
     ClusterKey::generate()?.create(path)?;
-    show::report(&format!(
+    format::report(&format!(
         "radic: a new key is in {}; every node of the cluster needs it, and no one else may have it",
         path.display()
     ));
@@ -383,7 +390,7 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
     match command {
         ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, grace, http, launch, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let options = cluster::StartOptions {
+            let options = local_node::StartOptions {
                 namespaces: &[],
                 nodes: nodes.unwrap_or(0),
                 spares,
@@ -409,8 +416,9 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
         ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
             if let Some(name) = only {
-                cluster::show_stopped(&cluster::stop_only(&cluster, name.as_str())?, format.json)?;
-            } else if let Some(record) = Record::read(&cluster)?.filter(|record| !record.batch || cluster.connect(None).is_err())
+                cluster::show_stopped(&local_node::stop_only(&cluster, name.as_str())?, format.json)?;
+            } else if let Some(record) =
+                Record::read(cluster.dir())?.filter(|record| !record.batch || cluster.connect(None).is_err())
             {
                 cluster::show_stopped(&cluster::stop_hosts(&cluster, &record)?, format.json)?;
             } else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::show::report;
+use crate::format::report;
 
 /// Time between two pictures of something that only waits.
 pub(crate) const TICK: Duration = Duration::from_millis(200);

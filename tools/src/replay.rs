@@ -33,9 +33,9 @@ use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
 use serde::Serialize;
 
 use crate::client::Cluster;
+use crate::format::{Table, bytes, print, print_json};
 use crate::log::{Held, stream_text};
 use crate::progress::{Progress, Unit};
-use crate::show::{Table, bytes, print, print_json};
 
 /// The library's file, beside this command.
 const LIBRARY: &str = "libradic.so";

@@ -19,9 +19,9 @@ use serde::Serialize;
 use serde_bytes::ByteBuf;
 
 use crate::client::{self, Cluster};
+use crate::format::{print, print_json, report};
 use crate::outcome::Usage;
 use crate::protection::{Decision, ProtectionArgs};
-use crate::show::{print, print_json, report};
 use crate::suspend::content::{self, Saved, Source};
 use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
 use crate::suspend::resume::Resume;

@@ -19,10 +19,10 @@ use serde_bytes::ByteBuf;
 
 use crate::client::{self, ClientError, Cluster, Connection};
 use crate::feed::{Feed, Lost};
+use crate::format::report;
 use crate::ledger::Ledger;
 use crate::outcome;
 use crate::printer::Printer;
-use crate::show::report;
 use crate::suspend::on_signal::{OnSignal, Said, Suspender};
 use crate::terminal::{Input, Output, Signals, Typed, WriteError};
 

@@ -7,7 +7,8 @@ use radic_wire::membership::Role;
 
 use crate::Format;
 use crate::client::Cluster;
-use crate::show::{Table, ask_status, print, print_json};
+use crate::client::ask_status;
+use crate::format::{Table, print, print_json};
 
 #[derive(Subcommand)]
 pub(crate) enum SpareCommand {

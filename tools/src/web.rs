@@ -10,8 +10,8 @@ use radic_wire::local::{Reply, Request};
 use radic_wire::token::Tokens;
 
 use crate::client::{ClientError, Cluster};
+use crate::format::print;
 use crate::protection::parse_time;
-use crate::show::print;
 
 /// Time that a daemon has to say where its page is.
 const ANSWER: Duration = Duration::from_secs(3);

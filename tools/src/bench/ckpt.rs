@@ -29,8 +29,8 @@ use super::subject::READY;
 use super::{Comparison, PlotArgs, Times};
 use crate::ckpt::library;
 use crate::client;
+use crate::format::report;
 use crate::progress::{Progress, Unit};
-use crate::show::report;
 use crate::terminal::Signals;
 
 /// Time that any one step may take.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use self::plot::{Panel, Spread};
 use crate::client::Cluster;
 use crate::file::NewFile;
-use crate::show::{print, print_json, report};
+use crate::format::{print, print_json, report};
 
 mod ckpt;
 mod launch;

@@ -22,10 +22,10 @@ use serde::Serialize;
 use super::plot::{Panel, Row as Plotted, Spread};
 use super::runs::{Library, Runs, Started, Temporary, figure, find_program};
 use super::{PlotArgs, Times};
+use crate::client::ask_status;
 use crate::client::{Cluster, Connection};
 use crate::counters::make_checkpoints;
 use crate::progress::{Progress, Unit};
-use crate::show::ask_status;
 
 const RANKS: u32 = 4;
 /// The node and the rank that die: neither the terminal's node nor that of rank 0, where the job is at home.

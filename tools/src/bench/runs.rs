@@ -15,10 +15,11 @@ use radic_wire::job::placeholder;
 use serde::Serialize;
 
 use crate::client::{self, Cluster};
-use crate::cluster::{self, Namespace, StartOptions};
+use crate::cluster;
+use crate::format::report;
+use crate::local_node::{Namespace, StartOptions};
 use crate::mpi::{self, Plan};
 use crate::progress::{Progress, TICK};
-use crate::show::report;
 use crate::terminal::Signals;
 
 /// Time that one run may take, unless more is given.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-use crate::cluster::Namespace;
-use crate::show::report;
+use crate::format::report;
+use crate::local_node::Namespace;
 
 /// Nodes, and namespaces.
 pub(super) const NODES: u32 = 2;

@@ -17,7 +17,7 @@ use radic_ckpt::trusted::{self, Owners, TrustError};
 use radic_ckpt::{Mode, Request, Tracking};
 use serde::Serialize;
 
-use crate::show;
+use crate::format;
 
 mod regular;
 mod text;
@@ -242,19 +242,19 @@ fn save(pid: i32, output: &Path, parent: Option<&Path>, how: How, json: bool) ->
     let saved = control::save_watched(target, request, output, &mut |done, all| meter.show(done, all))?;
     drop(meter);
     for note in &saved.notes {
-        show::report(&format!("radic: will not be as it was: {note}"));
+        format::report(&format!("radic: will not be as it was: {note}"));
     }
     if let Some(parent) = parent.filter(|_| saved.parent == 0) {
-        show::report(&format!(
+        format::report(&format!(
             "radic: process {target} does not know what has changed since image {:016x} (it was not its last one in incremental mode): \
              the new image is whole",
             parent.id
         ));
     }
     if json {
-        return show::print_json(&Named { image: output, saved: &saved });
+        return format::print_json(&Named { image: output, saved: &saved });
     }
-    show::report(&format!("radic: process {target} is saved in {} ({} bytes)", output.display(), saved.bytes));
+    format::report(&format!("radic: process {target} is saved in {} ({} bytes)", output.display(), saved.bytes));
     Ok(())
 }
 
@@ -265,7 +265,7 @@ fn parent_header(parent: &Path, output: &Path, how: How) -> Result<Header> {
     let header = named(read_header(parent), parent)?;
     let folder = |path: &Path| control::folder(path).canonicalize().ok();
     if folder(parent) != folder(output) {
-        show::report(&format!(
+        format::report(&format!(
             "radic: {} will need {}, which is in another folder: bring them together before `radic ckpt restart`",
             output.display(),
             parent.display()
@@ -312,9 +312,9 @@ fn merge(image: &Path, parents: &[PathBuf], owners: Owners, output: &Path, json:
     let merged = named(merged, image)?;
     let saved = Saved { bytes: merged.bytes, id: merged.header.id, parent: merged.header.parent, notes: merged.meta.notes };
     if json {
-        return show::print_json(&Named { image: output, saved: &saved });
+        return format::print_json(&Named { image: output, saved: &saved });
     }
-    show::report(&format!("radic: {} is the whole of {} ({} bytes)", output.display(), image.display(), saved.bytes));
+    format::report(&format!("radic: {} is the whole of {} ({} bytes)", output.display(), image.display(), saved.bytes));
     Ok(())
 }
 
@@ -336,5 +336,5 @@ fn inspect(path: &Path, owners: Owners, json: bool) -> Result<()> {
         }
     }
     let inspected = Inspected { report, ancestors, missing };
-    if json { show::print_json(&inspected) } else { Ok(show::print(&text::in_words(&inspected))?) }
+    if json { format::print_json(&inspected) } else { Ok(format::print(&text::in_words(&inspected))?) }
 }

@@ -15,7 +15,7 @@ use radic_ckpt::control::{Saved, Target};
 use radic_wire::job::exit_code;
 
 use super::{How, ModeName, library};
-use crate::{outcome, show};
+use crate::{format, outcome};
 
 /// The highest number of an image after which a program can go on: no run makes as many as there are above it.
 const HIGHEST: u64 = u64::MAX / 2;
@@ -72,7 +72,7 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
 /// Says that there is no program, and what a shell's exit code would be.
 fn not_executed(program: &OsStr, error: &io::Error) -> u8 {
     let program = Path::new(program).display();
-    show::report(&format!(
+    format::report(&format!(
         "radic: {program} cannot be executed: {error}; `radic doctor -- {program}` says what stands in the way"
     ));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
@@ -124,7 +124,7 @@ impl Saver {
             };
             match self.target.save(&self.images.how.request(parent), &path, &mut |_, _| {}) {
                 Ok(saved) => self.saved(path, saved),
-                Err(error) => show::report(&format!("radic: checkpoint {} failed: {error}", self.number)),
+                Err(error) => format::report(&format!("radic: checkpoint {} failed: {error}", self.number)),
             }
             self.number += 1;
         }
@@ -133,12 +133,12 @@ impl Saver {
     fn saved(&mut self, path: PathBuf, saved: Saved) {
         for old in self.history.add(path, saved.id, saved.parent) {
             if let Err(error) = fs::remove_file(&old) {
-                show::report(&format!("radic: {} is not needed any more and cannot be removed: {error}", old.display()));
+                format::report(&format!("radic: {} is not needed any more and cannot be removed: {error}", old.display()));
             }
         }
         for note in saved.notes {
             if !self.notes_told.contains(&note) {
-                show::report(&format!("radic: will not be as it was: {note}"));
+                format::report(&format!("radic: will not be as it was: {note}"));
                 self.notes_told.insert(note);
             }
         }

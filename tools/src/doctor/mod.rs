@@ -20,8 +20,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
+use crate::format;
 use crate::mpi::{self, Flavour, Recognition};
-use crate::show;
 use libraries::{Library, Place};
 use program::Traced;
 
@@ -111,9 +111,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<u8> {
     let traced = program::trace(&args.command[0], env::var_os("PATH").as_deref(), &here);
     let report = examine(args, traced);
     if args.json {
-        show::print_json(&report)?
+        format::print_json(&report)?
     } else {
-        show::print(&in_words(&report))?
+        format::print(&in_words(&report))?
     }
     Ok(if report.can_be_protected { 0 } else { CANNOT })
 }

@@ -5,7 +5,7 @@ use clap::Args;
 use radic_wire::event::EventName;
 use serde::Serialize;
 
-use crate::show::{Table, print, print_json};
+use crate::format::{Table, print, print_json};
 
 pub(crate) mod codes;
 mod events;

@@ -20,7 +20,7 @@ use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 
 use crate::client::Cluster;
-use crate::cluster::{self, Daemon};
+use crate::local_node::{self, Daemon};
 
 use super::key::KeyText;
 use super::protocol::{self, Assignment, Go, LINE, Order, Said, Watch, What};
@@ -110,7 +110,7 @@ impl Agent {
             grace: order.grace,
             http: order.http,
         };
-        let mut command = wanted.command(&cluster, &cluster::find_radicd()?)?;
+        let mut command = wanted.command(&cluster, &local_node::find_radicd()?)?;
         let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
         if let Err(error) = self.see_to(&cluster, &mut child, sender.clone()) {
             // One that has ended already is fine, too.
@@ -154,17 +154,21 @@ impl Agent {
                 Some(Event::Line(_)) => {}
                 Some(Event::End | Event::Over(_)) => bail!("the launcher has gone"),
                 None => {
-                    bail!("not a member within {} s; its log ends with:\n{}", READY.as_secs(), cluster::log_tail(cluster, name))
+                    bail!(
+                        "not a member within {} s; its log ends with:\n{}",
+                        READY.as_secs(),
+                        local_node::log_tail(cluster, name)
+                    )
                 }
             }
         };
         ensure!(
             !line.is_empty(),
             "its radicd ended; its log, {}, ends with:\n{}",
-            cluster::log_path(cluster, name).display(),
-            cluster::log_tail(cluster, name)
+            local_node::log_path(cluster, name).display(),
+            local_node::log_tail(cluster, name)
         );
-        self.say(What::Ready { address: cluster::ready_address(name, &line)?, pid: child.id() })?;
+        self.say(What::Ready { address: local_node::ready_address(name, &line)?, pid: child.id() })?;
         while self.hear::<Go>("that the node is to stay")? != Go::Keep {}
         self.say(What::Kept)
     }
@@ -279,14 +283,14 @@ fn watch(stdout: ChildStdout, sender: SyncSender<Event>) {
 fn prepare(cluster: &Cluster, own: &Assignment) -> Result<Folder> {
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
-    let runs = cluster::processes(cluster).into_iter().find(|process| process.name == own.name.as_str());
+    let runs = local_node::processes(cluster).into_iter().find(|process| process.name == own.name.as_str());
     ensure!(
         runs.is_none(),
         "a daemon runs there already as node {}, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
         own.name,
         dir = cluster.dir().display()
     );
-    cluster::remove_node(&folder, own.name.as_str()).context("an old node has left something")?;
+    local_node::remove_node(&folder, own.name.as_str()).context("an old node has left something")?;
     Ok(folder)
 }
 

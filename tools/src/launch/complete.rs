@@ -14,9 +14,9 @@ use radic_slurm::Library;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::cluster::quoted;
+use crate::format::report;
+use crate::local_node::quoted;
 use crate::mpi::loader;
-use crate::show::report;
 
 use super::ssh::{Complaints, block_on};
 

@@ -15,7 +15,7 @@ use radic_protector::folder::Folder;
 use radic_wire::key::ClusterKey;
 use serde::{Deserialize, Serialize};
 
-use crate::show::report;
+use crate::format::report;
 
 use super::protocol::Go;
 

@@ -12,7 +12,6 @@ pub(crate) mod hosts;
 pub(crate) mod key;
 pub(crate) mod plan;
 pub(crate) mod protocol;
-pub(crate) mod record;
 pub(crate) mod scheduler;
 pub(crate) mod slurm;
 pub(crate) mod ssh;
@@ -32,14 +31,14 @@ use radic_wire::ids::NodeName;
 use radic_wire::membership::Role;
 
 use crate::client::Cluster;
-use crate::cluster::{self, StartOptions, StartedNode};
-use crate::show::report;
+use crate::format::report;
+use crate::local_node::{self, StartOptions, StartedNode};
+use crate::record::{Record, Remote};
 
 use self::hosts::Host;
 use self::key::{Delivery, KeyText};
 use self::plan::Planned;
 use self::protocol::{Order, Watch};
-use self::record::Record;
 use self::scheduler::Scheduler;
 
 /// Flags of `radic cluster start` that concern other machines.
@@ -167,12 +166,12 @@ fn start_on(
     options: &StartOptions,
 ) -> Result<Launched> {
     let prefix = prefix(args)?;
-    cluster::prepared(cluster, || {
+    local_node::prepared(cluster, || {
         let (order, key) = order(cluster, args, options, planned)?;
         let order = Order { watch: way.watch.clone(), ..order };
         let launcher = ssh::Launcher::new(args, cluster, way, &prefix, (&order, key))?;
         launcher.run(planned.to_vec(), |launched| {
-            Record::new(way.shell.clone(), batch, prefix.clone(), planned, launched).write(cluster)
+            record(way.shell.clone(), batch, prefix.clone(), planned, launched).write(cluster.dir())
         })
     })
 }
@@ -272,6 +271,17 @@ fn assign_roles(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>
     let planned =
         |(at, host): (usize, Host)| Planned { role: role(at), slots: host.slots.or(options.slots), host, address: None };
     Ok(hosts.into_iter().enumerate().map(planned).collect())
+}
+
+/// What has been started, for the end of the cluster.
+fn record(shell: Vec<String>, batch: bool, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+    Record { shell, batch, prefix, nodes: remotes(planned, launched) }
+}
+
+/// Those of the hosts on which a node was started.
+fn remotes(planned: &[Planned], launched: &Launched) -> Vec<Remote> {
+    let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
+    started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() }).collect()
 }
 
 /// What every agent is told first, and the key, which it is not told.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::cluster::quoted;
+use crate::local_node::quoted;
 
 use super::hosts::{self, Host};
 

@@ -23,17 +23,18 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::client::Cluster;
-use crate::cluster::{self, StartOptions};
-use crate::show::report;
+use crate::format::report;
+use crate::local_node::{self, StartOptions};
 
 use super::complete;
 use super::hosts::Host;
 use super::key::Bearer;
 use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, What};
-use super::record::Record;
 use super::ssh::{block_on, dictate};
-use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable, watch_for};
+use super::{
+    LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, record, tell, variable, watch_for,
+};
 
 /// How many ranks the user has asked for.
 pub(crate) const TASKS: &str = "SLURM_NTASKS";
@@ -250,7 +251,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
     planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
     let prefix = prefix(args)?;
     let watch = watch_for(here(&allocation), &complete::command(&prefix, &allocation.job), args)?;
-    cluster::prepared(cluster, || {
+    local_node::prepared(cluster, || {
         let (mut order, key) = order(cluster, args, options, &planned)?;
         order.watch = watch;
         let line = protocol::line(&order)?;
@@ -262,7 +263,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
             let result = step.go_on(cluster, Plan::new(planned.clone())).await;
             let recorded = result.and_then(|launched| {
                 let shell = remote_shell(&allocation.job);
-                Record::new(shell, true, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
+                record(shell, true, prefix.clone(), &planned, &launched).write(cluster.dir()).map(|()| launched)
             });
             match recorded {
                 Ok(launched) => step.keep(&planned, launched).await,
@@ -476,8 +477,10 @@ fn complaint(cluster: &Cluster) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use radic_wire::key::ClusterKey;
     use radic_wire::membership::Role;
 
+    use super::super::key::{Delivery, KeyText};
     use super::*;
 
     #[test]
@@ -511,46 +514,78 @@ mod tests {
         }
     }
 
-    fn bearer() -> Bearer {
+    fn host(name: &str) -> Planned {
+        let host = Host { target: name.to_owned(), name: name.parse().unwrap(), slots: None };
+        Planned { host, role: Role::Node, slots: None, address: None }
+    }
+
+    fn bearer(delivery: Delivery) -> Bearer {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        radic_wire::key::ClusterKey::generate().unwrap().create(&path).unwrap();
-        let key = super::super::key::KeyText::read(&path).unwrap();
+        ClusterKey::generate().unwrap().create(&path).unwrap();
+        let key = KeyText::read(&path).unwrap();
         let proof = key.prove("1").unwrap();
-        Bearer::new(key, &proof, super::super::key::Delivery::Home)
+        Bearer::new(key, &proof, delivery)
+    }
+
+    /// srun passes a line on to all agents: they hear where the key is once, however many ask.
+    #[test]
+    fn agents_without_a_key_are_answered_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let heard = dir.path().join("heard");
+        let cluster = Cluster::new(Some(dir.path().to_owned())).unwrap();
+        let planned: Vec<Planned> = ["v1", "v2"].map(host).into();
+        let asks = planned.iter().map(|planned| {
+            let said = Said { name: planned.host.name.clone(), what: What::NeedsKey };
+            format!("echo '{}'; ", protocol::line(&said).unwrap().trim_end())
+        });
+        let asks: String = asks.collect();
+        // It has what is said until the end of its input, which comes when the step ends.
+        let srun = format!("read order; {asks} read one; echo \"$one\" >{0}; exec >&-; cat >>{0}", heard.display());
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", &srun]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        block_on(async {
+            let mut step = Step::begin(command, "order\n".to_owned(), bearer(Delivery::Session), 2)?;
+            step.go_on(&cluster, Plan::new(planned)).await.unwrap_err();
+            step.end().await;
+            Ok(())
+        })
+        .unwrap();
+        let heard = fs::read_to_string(heard).unwrap();
+        assert!(heard.starts_with("radic-agent {\"key\":\"radic cluster key") && heard.lines().count() == 1, "{heard}");
     }
 
     /// An srun that waits for free nodes reads nothing, and a pipe holds less than an order for many nodes. What is awaited then must hear of signals
     /// and of limits.
     #[test]
     fn an_srun_that_does_not_read_holds_up_nothing() {
-        let mut command = tokio::process::Command::new("sleep");
-        command.arg("60").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster::new(Some(dir.path().to_owned())).unwrap();
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", "exec >&-; exec sleep 60"]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let order = "x".repeat(LINE / 2);
-        block_on(async {
-            let mut step = timeout(Duration::from_secs(5), async { Step::begin(command, order, bearer(), 1) }).await??;
-            timeout(Duration::from_secs(5), async { step.say(Go::Keep) }).await?;
+        let sees_the_end = async {
+            let mut step = Step::begin(command, order, bearer(Delivery::Home), 1)?;
+            step.go_on(&cluster, Plan::new(vec![host("v1")])).await.unwrap_err();
             step.child.start_kill()?;
-            timeout(Duration::from_secs(5), step.end()).await?;
-            Ok(())
-        })
-        .expect("the order is written beside everything else");
+            step.end().await;
+            anyhow::Ok(())
+        };
+        let in_time = block_on(async { Ok(timeout(Duration::from_secs(20), sees_the_end).await) }).unwrap();
+        in_time.expect("the order is written beside everything else").unwrap();
     }
 
     /// A node that srun has not reached with the word ends with srun: it is none of those that were started.
     #[test]
     fn a_node_that_has_not_said_that_it_stays_has_failed() {
-        let planned = ["v1", "v2"].map(|name| {
-            let host = Host { target: name.to_owned(), name: name.parse().unwrap(), slots: None };
-            Planned { host, role: Role::Node, slots: None, address: None }
-        });
+        let planned = ["v1", "v2"].map(host);
         let ready = || Ok(super::super::plan::Ready { address: "127.0.0.1:1".parse().unwrap(), pid: 1 });
         let launched = Launched::of(planned.iter().map(|host| (host.clone(), ready()))).unwrap();
         let kept = protocol::line(&Said { name: "v1".parse().unwrap(), what: What::Kept }).unwrap();
         let mut command = tokio::process::Command::new("sh");
         command.args(["-c", &format!("read order; read keep; echo '{}'", kept.trim_end())]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let step = || Step::begin(command, "order\n".to_owned(), bearer(), 2);
+        let step = || Step::begin(command, "order\n".to_owned(), bearer(Delivery::Home), 2);
         let launched = block_on(async { step()?.keep(&planned, launched).await }).unwrap();
         assert_eq!(launched.started.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["v1"]);
         assert_eq!(launched.failed.iter().map(|failed| &*failed.host).collect::<Vec<_>>(), ["v2"]);

@@ -20,7 +20,7 @@ use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 
 use crate::client::Cluster;
-use crate::cluster::quoted;
+use crate::local_node::quoted;
 
 use super::key::{Bearer, KeyText};
 use super::plan::{Action, Plan, Planned};

@@ -8,11 +8,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::client::Cluster;
-use crate::cluster::quoted;
-use crate::show::report;
+use crate::format::report;
+use crate::local_node::quoted;
+use crate::record::{Record, Remote};
 
 use super::Failed;
-use super::record::{Record, Remote};
 use super::ssh::{Complaints, Shell, block_on};
 
 /// Time that a host has to answer and to end its node: longer than that takes by the worst way.

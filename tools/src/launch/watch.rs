@@ -18,9 +18,9 @@ use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::client::{self, Cluster};
-use crate::cluster;
+use crate::format::report;
+use crate::local_node;
 use crate::outcome;
-use crate::show::report;
 
 use super::complete;
 use super::protocol::Watch;
@@ -146,7 +146,7 @@ fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch, ends: bool) {
 }
 
 fn end(cluster: &Cluster, me: &NodeName) {
-    if let Err(error) = cluster::stop_only(cluster, me.as_str()) {
+    if let Err(error) = local_node::stop_only(cluster, me.as_str()) {
         tell(cluster, me, &format!("radic: the cluster does not end: {error:#}"));
     }
 }

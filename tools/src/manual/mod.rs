@@ -14,7 +14,7 @@ use clap_mangen::Man;
 use radic_protector::folder::Folder;
 use roff::{Roff, bold, roman};
 
-use crate::show::{print, report};
+use crate::format::{print, report};
 
 mod sections;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use radic_wire::event::{Event, EventName};
 use serde::Serialize;
 
-use crate::show::bytes;
+use crate::format::bytes;
 
 use super::model::Report;
 
@@ -63,7 +63,7 @@ fn lost_part(interval_s: f64, cost_s: f64, job_mtbf_s: f64) -> f64 {
 
 /// Seconds as people say them.
 fn time(seconds: f64) -> String {
-    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { crate::show::duration((seconds * 1e3) as u64) }
+    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { crate::format::duration((seconds * 1e3) as u64) }
 }
 
 fn percent(part: f64) -> String {

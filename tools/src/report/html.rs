@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use crate::chart::escaped;
-use crate::show::{duration, utc};
+use crate::format::{duration, utc};
 
 use super::model::Report;
 use super::picture;

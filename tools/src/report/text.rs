@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use radic_wire::ids::Rank;
 
+use crate::format::{Table, bytes, clean, duration, utc};
 use crate::outcome::rank_list;
-use crate::show::{Table, bytes, clean, duration, utc};
 
 use super::model::{Checkpoints, Loss, Moment, Overhead, Report, Return};
 use super::picture::which;

@@ -56,7 +56,7 @@ impl Mark {
     pub(crate) fn text(&self) -> String {
         match self.code {
             Some(code) => format!("went on from there and ended with code {code}"),
-            None => format!("went on from there at {}", crate::show::utc(self.at_ms)),
+            None => format!("went on from there at {}", crate::format::utc(self.at_ms)),
         }
     }
 }

@@ -39,8 +39,8 @@ use radic_wire::suspension::{Manifest, SavedRank, Suspension, Unprinted};
 
 use crate::client::{ClientError, Cluster, Connection};
 use crate::counters;
+use crate::format::bytes;
 use crate::progress::Progress;
-use crate::show::bytes;
 
 use self::content::Mark;
 use self::folder::Folder;

@@ -23,9 +23,9 @@ use radic_wire::mac::{Code, JobKey};
 use radic_wire::suspension::{Resumption, SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
 
 use crate::client::{self, ClientError, Cluster, Connection};
+use crate::format::report;
 use crate::progress::{Progress, Unit};
 use crate::session::{self, Shown};
-use crate::show::report;
 
 use super::content::{Saved, Source};
 use super::on_signal::{OnSignal, OnSignalArgs};

@@ -15,8 +15,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph};
 
+use crate::format::{bytes, clean, duration, utc};
 use crate::log::stream_text;
-use crate::show::{bytes, clean, duration, utc};
 
 use super::model::{Model, Screen};
 use super::rows::{self, Cell, Row};

@@ -27,9 +27,10 @@ use ratatui::crossterm::terminal;
 use ratatui::layout::Rect;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
+use crate::client::ask_status;
 use crate::client::{self, ClientError, Cluster};
+use crate::format::print;
 use crate::log::Held;
-use crate::show::{ask_status, print};
 use crate::terminal::Signals;
 
 use self::draw::{Theme, draw};

@@ -11,8 +11,8 @@ use radic_wire::partners::{Peers, mean};
 use radic_wire::process::Protect;
 use radic_wire::since::{Does, Growth, Health, Since, sum};
 
+use crate::format::clean;
 use crate::outcome;
-use crate::show::clean;
 
 /// Which part of its time a process is kept from its work.
 pub(super) type Part<'a> = dyn Fn(&ProcessInfo) -> Option<f64> + 'a;

@@ -1,17 +1,12 @@
 //! What was started on other machines: kept in the cluster's folder, so that `radic cluster stop` can end it.
 
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 use serde::{Deserialize, Serialize};
-
-use crate::client::Cluster;
-
-use super::Launched;
-use super::plan::Planned;
 
 /// The file.
 const FILE: &str = "hosts.json";
@@ -42,10 +37,6 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(shell: Vec<String>, batch: bool, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
-        Record { shell, batch, prefix, nodes: remotes(planned, launched) }
-    }
-
     /// The names of the nodes; of very many only the first.
     pub(crate) fn names(&self) -> String {
         let mut names: Vec<&str> = self.nodes.iter().take(NAMED).map(|node| node.name.as_str()).collect();
@@ -55,20 +46,19 @@ impl Record {
         names.join(", ")
     }
 
-    pub(crate) fn write(&self, cluster: &Cluster) -> Result<()> {
-        let what = || format!("cannot write {}", cluster.dir().join(FILE).display());
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        let what = || format!("cannot write {}", dir.join(FILE).display());
         let bytes = serde_json::to_vec(self).with_context(what)?;
-        Folder::open(cluster.dir())?.replace(FILE)?.write_all(&bytes).with_context(what)
+        Folder::open(dir)?.replace(FILE)?.write_all(&bytes).with_context(what)
     }
 
     /// What was started from this folder; none if that is nothing.
-    pub(crate) fn read(cluster: &Cluster) -> Result<Option<Record>> {
-        let what =
-            || format!("cannot read {}; remove it if no node of this cluster runs any more", cluster.dir().join(FILE).display());
-        if !cluster.dir().exists() {
+    pub(crate) fn read(dir: &Path) -> Result<Option<Record>> {
+        let what = || format!("cannot read {}; remove it if no node of this cluster runs any more", dir.join(FILE).display());
+        if !dir.exists() {
             return Ok(None);
         }
-        let file = match Folder::open(cluster.dir()).and_then(|folder| folder.read(FILE)) {
+        let file = match Folder::open(dir).and_then(|folder| folder.read(FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.with_context(what)?,
         };
@@ -77,13 +67,7 @@ impl Record {
         serde_json::from_slice(&bytes).map(Some).with_context(what)
     }
 
-    pub(crate) fn remove(cluster: &Cluster) -> Result<()> {
-        Ok(Folder::open(cluster.dir())?.remove(FILE)?)
+    pub(crate) fn remove(dir: &Path) -> Result<()> {
+        Ok(Folder::open(dir)?.remove(FILE)?)
     }
-}
-
-/// Those of the hosts on which a node was started.
-fn remotes(planned: &[Planned], launched: &Launched) -> Vec<Remote> {
-    let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
-    started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() }).collect()
 }
