@@ -148,7 +148,10 @@ impl Thread {
 /// Waits for the ends of threads, for so long altogether. Whether all have ended.
 pub fn end_all(threads: impl IntoIterator<Item = Thread>, limit: Duration) -> bool {
     let until = Instant::now() + limit;
-    threads.into_iter().fold(true, |all, thread| thread.end(until) && all)
+    let mut all = true;
+    // Each is waited for, also after one that hangs.
+    threads.into_iter().for_each(|thread| all &= thread.end(until));
+    all
 }
 
 #[cfg(test)]

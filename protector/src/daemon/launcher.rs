@@ -488,7 +488,7 @@ mod tests {
         let pipe = pipe(dir.path());
         let library = pipe.to_str().unwrap().to_owned();
         run(async move {
-            let patience = Duration::from_millis(300);
+            let patience = Duration::from_secs(2);
             let (mut launcher, mut done) = Launcher::patient("n1".parse().unwrap(), (1024, 4096), 7, patience).unwrap();
             launcher.gate().pass().await;
             let begun = Instant::now();
@@ -502,7 +502,7 @@ mod tests {
             let (of, number, result) = started(&mut done).await;
             assert_eq!((of, number), (other, third), "another job's is not held up");
             assert!(result.unwrap().child.wait().await.unwrap().success());
-            let why = format!("library {}: no answer within 0.3 s", pipe.display());
+            let why = format!("library {}: no answer within 2 s", pipe.display());
             for (of, number) in [(id(0), first), (id(1), second)] {
                 let (told, told_number, result) = started(&mut done).await;
                 let error = result.err().unwrap();
@@ -536,7 +536,7 @@ mod tests {
         std::fs::copy("/bin/sleep", &program).unwrap();
         let mut held = Lease::take(&program);
         run(async move {
-            let patience = Duration::from_millis(300);
+            let patience = Duration::from_secs(1);
             let (mut launcher, mut done) = Launcher::patient("n1".parse().unwrap(), (1024, 4096), 7, patience).unwrap();
             let sleeps = SpawnOrder { args: vec![ByteBuf::from("sleep"), ByteBuf::from("1000")], ..order(&program) };
             launcher.order(Order::Start(id(0), Box::new(sleeps)));

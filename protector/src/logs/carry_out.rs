@@ -16,9 +16,9 @@ use super::connection::{Connection, Interest, Stage};
 use super::disk::{Done, Order};
 use super::send::Sender;
 use super::service::{Fencing, Service};
+use super::types::{Answer, Request};
 use super::verify::{BadImage, Task, Verdict};
-use super::{Answer, Reply, Request};
-use crate::logserver::{Action, ConnectionNumber, Gone, Precedence};
+use crate::logserver::{Action, ConnectionNumber, Gone, Precedence, Reply};
 use crate::store::{Place, Speaker};
 
 impl Service {

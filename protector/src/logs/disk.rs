@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use radic_wire::ids::{JobId, ProcessId};
 
-use super::Answer;
 use super::files::Files;
+use super::types::Answer;
 use super::waker::Waker;
 use crate::memory;
 use crate::store::{File, Write};

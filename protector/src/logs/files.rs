@@ -29,7 +29,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::StartError;
+use super::types::StartError;
 use crate::folder::{Folder, FolderError};
 use crate::store::{File, Write};
 

@@ -27,11 +27,11 @@ use super::connection::{Connection, Interest, Watch};
 use super::disk::{self, Done, Order};
 use super::files::{self, Files};
 use super::send::Sending;
+use super::types::{Answer, Config, Request, StartError};
 use super::verify::{self, Task, Verdict};
 use super::waker::Waker;
-use super::{Answer, Config, Event, Logs, Request, StartError};
 use crate::folder::Folder;
-use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, Status, What};
+use crate::logserver::{self, ConnectionNumber, Event, Gone, LogServer, Reading, Status, What};
 use crate::store::{self, NoRestart, Restart};
 use crate::watched::{Change, Looks, Thread, end_all};
 
@@ -91,7 +91,7 @@ impl Drop for Running {
 }
 
 /// Starts the threads.
-pub fn start(config: Config) -> Result<(Logs, tokio_mpsc::Receiver<Event>), StartError> {
+pub fn start(config: Config) -> Result<(Running, tokio_mpsc::Receiver<Event>), StartError> {
     let system = |what: &str| {
         let what = what.to_owned();
         move |error| StartError::System { what, error }
@@ -108,7 +108,7 @@ pub fn start(config: Config) -> Result<(Logs, tokio_mpsc::Receiver<Event>), Star
     let service = service.map_err(system("the log service cannot start"))?;
     let thread = Thread::start("logs", |_| service.run());
     let thread = Mutex::new(Some(thread.map_err(system("the log service gets no thread"))?));
-    Ok((Logs(std::sync::Arc::new(Running { address, dir, requests, waker, thread })), events_receiver))
+    Ok((Running { address, dir, requests, waker, thread }, events_receiver))
 }
 
 /// A listener whose queue is long enough for a job that begins everywhere at once.
@@ -468,21 +468,24 @@ mod tests {
     fn a_disk_that_hangs_is_told_so_is_that_it_goes_on_and_the_end_does_not_wait_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config::new([127, 0, 0, 1].into(), dir.path().into(), ClusterKey::from_bytes([3; 32]));
-        let (logs, mut events) = start(Config { patience: Duration::from_millis(100), ..config }).unwrap();
+        let (service, mut events) = start(Config { patience: Duration::from_millis(100), ..config }).unwrap();
         let (goes_on, until) = mpsc::channel();
-        logs.0.ask(Request::Hang(until));
+        service.ask(Request::Hang(until));
         let Event { what, process, text } = next(&mut events);
         assert_eq!((what, process), (What::Disk, None));
-        assert!(text.starts_with("no answer since 0 s: write of ") && text.contains(dir.path().to_str().unwrap()), "{text}");
+        assert!(
+            text.starts_with("no answer since ") && text.contains(" s: write of ") && text.contains(dir.path().to_str().unwrap()),
+            "{text}"
+        );
         drop(goes_on);
         let Event { what, text, .. } = next(&mut events);
         assert_eq!(what, What::DiskWell, "{text}");
         let (_goes_on, until) = mpsc::channel();
-        logs.0.ask(Request::Hang(until));
+        service.ask(Request::Hang(until));
         assert_eq!(next(&mut events).what, What::Disk);
         let (ends, ended) = mpsc::channel();
         std::thread::spawn(move || {
-            drop(logs);
+            drop(service);
             _ = ends.send(());
         });
         assert!(ended.recv_timeout(END * 4).is_ok(), "the end waits for the disk");
