@@ -17,7 +17,7 @@ use radic_wire::log::NewCauses;
 
 use crate::journal::Journal;
 
-/// Journals that have become stable, of which links are told: the last so many.
+/// Journals that have become stable, of which links are told: the last this many.
 const NEWS: usize = 64;
 /// Longest code of a cause without its bytes.
 const HEAD: usize = 32;
@@ -69,7 +69,8 @@ struct Origin {
     stable: u64,
     /// The farthest part of it that ever came.
     depends: u64,
-    /// That it is lost, and is to come back as this incarnation; `depends` as it was when this process said what it keeps.
+    /// Set when this process reported what it keeps of a lost process's journal: the next incarnation, and `depends` at that
+    /// moment.
     collected: Option<(Incarnation, u64)>,
 }
 
@@ -128,8 +129,8 @@ impl Causes {
         format!("causes {start} to {}, shipped {shipped}, held {held}, recorded {recorded:?}", self.end())
     }
 
-    /// This process says what it keeps of the journal of a lost one, which comes back as this incarnation. What it comes to depend on from now on others have said, too, or it is of that
-    /// incarnation.
+    /// This process reports what it keeps of the journal of a lost process, which comes back as `incarnation`. Later dependencies
+    /// were also reported by others, or belong to the new incarnation.
     pub fn handle_collected(&mut self, origin: Rank, incarnation: Incarnation) {
         let of = self.origins.entry(origin).or_default();
         of.collected = Some((incarnation, of.depends));
@@ -275,7 +276,7 @@ impl Causes {
         own + self.recorded(journal.end()).saturating_sub(self.held.max(passed.causes)) > self.bounds.passed as u64
     }
 
-    /// The set that goes in front of a frame, behind what is in `out`, on a link to `to` that has carried `passed`.
+    /// The set that goes in front of a frame, after what is in `out`, on a link to `to` that has carried `passed`.
     pub fn pass_on(&self, passed: &mut Passed, to: Rank, journal: &Journal, out: &mut Vec<u8>) {
         self.pass_own(passed, journal, out);
         let from = self.held.max(passed.causes).max(self.start);
@@ -325,7 +326,7 @@ impl Causes {
     }
 }
 
-/// Puts a code without the bytes of a part behind what is there.
+/// Appends a code without the bytes of a part to what is there.
 fn put(into: &mut impl Extend<u8>, write: impl FnOnce(&mut Writer<'_>)) {
     let mut code = [0; HEAD];
     let mut writer = Writer::new(&mut code);

@@ -38,7 +38,7 @@ impl Told {
     }
 
     fn by_record(&mut self, difference: i64) -> i64 {
-        // The error of the rule has come in so many readings.
+        // The error of the rule has come in this many readings.
         let readings = i64::try_from(self.skipped).unwrap_or(i64::MAX).saturating_add(1);
         let step = self.step.saturating_add(difference.saturating_sub(self.step) / readings);
         self.step = if (0..=ROW_NS).contains(&step) { step } else { 0 };
@@ -58,7 +58,7 @@ pub(crate) struct Clocks {
 }
 
 impl Clocks {
-    /// For so many threads at once, of which the first one has begun. Not all of the memory is touched before there are so many.
+    /// For this many threads at once, of which the first one has begun. Not all of the memory is touched before there are this many.
     pub fn new(threads: usize) -> Self {
         let mut table = Vec::with_capacity(threads);
         table.push(Default::default());
@@ -99,7 +99,7 @@ impl Clocks {
         self.told(thread, clock).map(|told| (told.skipped.saturating_sub(1), told.step))
     }
 
-    /// A reading by the rule, before which there were so many, is recorded. False: it is still to be made.
+    /// A reading by the rule, before which there were this many, is recorded. False: it is still to be made.
     pub fn handle_recorded(&mut self, thread: u32, clock: u32, skipped: u64) -> Result<bool, Error> {
         let told = self.told(thread, clock)?;
         let left = told.skipped.checked_sub(skipped.saturating_add(1));
@@ -122,7 +122,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// In replay: a record whose turn has not come, after so many readings since the one before. It counts as a reading by the rule until then.
+    /// In replay: a record whose turn has not come, after this many readings since the one before. It counts as a reading by the rule until then.
     pub fn by_early_record(&mut self, thread: u32, clock: u32, difference: i64, readings: u64) -> Result<i64, Error> {
         let told = self.told(thread, clock)?;
         let skipped = std::mem::replace(&mut told.skipped, readings);

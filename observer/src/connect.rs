@@ -5,9 +5,10 @@
 //!   caller by its address, and tells its process which one has called.
 //! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again. The backlog of a process that listens may be full. A
 //!   call that does not wait, or has waited for as long as its program wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
-//! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
-//!   has not forgotten the first question, and does not take this caller for an unprotected one. A call to a machine of the cluster that is still under way then is made anew, for
-//!   [`RETURN`] at most: a process may begin to listen there before it arrives.
+//! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have
+//!   begun to listen meanwhile. The node of that process has not forgotten the first question, and does not take this caller for
+//!   an unprotected one. If a call to a machine of the cluster is still under way then, it is made again, for [`RETURN`] at most:
+//!   a process may begin to listen there before it arrives.
 //!
 //! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
 
@@ -165,7 +166,7 @@ enum Stage {
     Resting(Own),
     /// None listens; the program's own connection is to be made.
     Unprotected(Own),
-    /// It is being made; so many processes had come back by then.
+    /// It is being made; this many processes had come back by then.
     Calling { own: Own, returned: u64 },
     /// It is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if they say the same.
     Verifying { own: Own, returned: u64, errno: u32, is_open: bool },
@@ -179,7 +180,7 @@ enum Stage {
     Known,
     /// It is to be called.
     Ready,
-    /// It is being called; so many processes had come back by then.
+    /// It is being called; this many processes had come back by then.
     Dialing { returned: u64 },
     /// That has led nowhere.
     Missed { rests: bool },
@@ -212,7 +213,7 @@ pub struct Connect {
     target: Option<(SocketAddr, Peer)>,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
-    /// So many processes had come back when they said so last.
+    /// This many processes had come back when they said so last.
     placed: u64,
     /// A call that waits is left under way then.
     until: Option<Duration>,
@@ -308,7 +309,8 @@ impl Connect {
                 Some(wait) => Some(wait),
                 None => self.take(cx)?,
             },
-            // One may have come back since the nodes have said where the process is, and nobody says so again: it may be the one.
+            // A process has come back since the nodes answered where the peer is. It may be the peer, and no message will say so
+            // again: ask again.
             Stage::UnderWay if self.placed != links.returned() => self.enter(Stage::Missed { rests: false }),
             Stage::UnderWay => match gate(cx) {
                 Some(wait) => Some(wait),

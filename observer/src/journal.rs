@@ -35,7 +35,7 @@ pub struct Ship<'a> {
     pub causes: Option<NewCauses<'a>>,
 }
 
-/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: so many threads, and as much for each. Only such outcomes are short, what is
+/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: this many threads, and as much for each. Only such outcomes are short, what is
 /// ready is recorded at once.
 pub const RESERVE: usize = 64 * 128;
 
@@ -78,7 +78,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// What it is once the reading of this clock is recorded that has come after so many without a record. None: that is this one.
+    /// What remains of this reading once the reading of `clock` after `skipped` unrecorded ones is recorded. None: this reading
+    /// is that one.
     fn after(self, clock: u32, skipped: u64) -> Option<Reading> {
         if self.clock != clock {
             return Some(self);
@@ -95,20 +96,22 @@ pub(crate) struct Stood {
     pub(crate) number: u32,
     /// The thread's name, if this is its first outcome.
     pub(crate) begins: Option<u64>,
-    /// After so many bytes of all threads.
+    /// After this many bytes of all threads.
     pub(crate) sent: u64,
-    /// After so many bytes of its own thread, if the log says that.
+    /// After this many bytes of its own thread, if the log says that.
     pub(crate) own: Option<u64>,
 }
 
-/// What an outcome leaves of what is counted of its thread.
+/// What remains of the counts of an outcome's thread, once the outcome is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     /// Nothing: a call had it.
     Nothing,
-    /// Empty outcomes beyond so many: it is one of them itself. If there were as many already, its thread has gone on, and a reading was made after them.
+    /// Empty outcomes beyond `passed`; the outcome is itself one of those that are taken off. If the thread had made as many
+    /// already, it has gone on, and a reading was made after them.
     Empties { passed: u64 },
-    /// Empty outcomes beyond so many, and what was read since: it is the reading of this clock after so many that were not recorded, and its thread has made it already.
+    /// Empty outcomes beyond `passed`, and the readings since. The outcome belongs to the clock reading after `passed` empty
+    /// outcomes and `skipped` unrecorded readings. The thread has already made that reading.
     Reading { passed: u64, clock: u32, skipped: u64 },
     /// All: it belongs to no call ([`Determinant::Taken`]).
     All,
@@ -129,7 +132,7 @@ pub struct Journal {
     capacity: usize,
     stable: u64,
     shipped: u64,
-    /// The threads. Not all of the memory is touched before there are so many.
+    /// The threads. Not all of the memory is touched before there are this many.
     threads: Vec<Thread>,
     /// How many of them are alive.
     alive: usize,
@@ -150,7 +153,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for so many threads at once; the process's first one has begun. No outcome's code may be longer
+    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for this many threads at once; the process's first one has begun. No outcome's code may be longer
     /// than `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
     ///
     /// # Panics
@@ -465,7 +468,7 @@ impl Journal {
         Ok(())
     }
 
-    /// This thread has sent so many bytes.
+    /// This thread has sent this many bytes.
     pub fn handle_sent(&mut self, thread: u32, bytes: u64) {
         if let Some(thread) = self.threads.get_mut(thread as usize) {
             thread.sent += bytes;
@@ -521,7 +524,7 @@ impl Journal {
         Ship { position, head, tail, causes: None }
     }
 
-    /// Nothing, behind what was shipped.
+    /// Nothing, after what was shipped.
     pub(crate) fn ship_nothing(&self) -> Ship<'static> {
         Ship { position: self.shipped, head: &[], tail: &[], causes: None }
     }
@@ -537,8 +540,8 @@ impl Journal {
         Ok(())
     }
 
-    /// A protector, this one or another, answered the hello: it holds everything up to `held`. What it lacks is shipped again;
-    /// where that is gone, its log begins with what is left, and an image is needed: then this is true.
+    /// The protector holds the journal up to `held`; the rest is shipped again. Returns true if part of the rest is gone: the log
+    /// then begins later and needs an image.
     pub fn handle_welcome(&mut self, held: u64) -> Result<bool, Error> {
         if held > self.end() {
             return Err(Error::Protector("it holds journal that was not written"));

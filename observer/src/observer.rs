@@ -108,7 +108,7 @@ pub struct Observer {
     me: ProcessId,
     incarnation: Incarnation,
     journal: Journal,
-    /// What it depends on of others, if that goes with what it sends.
+    /// What this process depends on of others (`--log causal` only).
     causes: Option<Causes>,
     payload: PayloadLog,
     outbox: Outbox,
@@ -235,12 +235,12 @@ impl Observer {
         self.replay.as_ref()?.overdue(&self.journal, patience)
     }
 
-    /// Where the next outcome stands in the journal of then; live, where the journal ends.
+    /// Where the next outcome stands in the recorded journal; in a live process, where the journal ends.
     pub fn log_position(&self) -> u64 {
         self.replay.as_ref().map_or(self.journal.end(), Replay::position)
     }
 
-    /// Bytes of the journal of then that were not served yet.
+    /// Bytes of the recorded journal that were not served yet.
     pub fn left_of_log(&self) -> u64 {
         self.replay.as_ref().map_or(0, |replay| replay.end() - replay.position())
     }
@@ -295,7 +295,7 @@ impl Observer {
         self.fenced.map_or(Ok(()), |newest| Err(Error::Fenced(newest)))
     }
 
-    /// What the log says to `ask`; live, that there is room to record what comes of it.
+    /// Consults the log for `ask`. Live, checks that the journal has room for the outcome.
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
         let sends = matches!(ask, Ask::Send { .. });

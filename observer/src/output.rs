@@ -59,7 +59,7 @@ impl Output {
         Some(&next[..next.len().min(most)]).filter(|owed| !owed.is_empty())
     }
 
-    /// The pipe has taken so many of the bytes of [`Output::owed`].
+    /// The pipe has taken this many of the bytes of [`Output::owed`].
     pub fn handle_written_again(&mut self, count: usize) {
         let next = self.again.map(|from| from + count as u64);
         self.again = next.filter(|from| *from < self.ring.end());

@@ -191,7 +191,7 @@ impl PayloadLog {
         self.ring.push(&[0]);
     }
 
-    /// The next piece to be shipped, at most so many bytes and [`limits::LOG_CHUNK`]; it counts as shipped.
+    /// The next piece to be shipped, at most this many bytes and [`limits::LOG_CHUNK`]; it counts as shipped.
     pub fn poll_ship(&mut self, most: usize) -> Option<Piece<'_>> {
         let until = self.closed.map_or(u64::MAX, |closed| closed.to);
         if until <= self.shipped {

@@ -122,7 +122,7 @@ mod tests {
     const CAPACITY: usize = 1 << 30;
     const STEP: Duration = Duration::from_millis(2);
 
-    /// A job with one stream, of so many bytes in a second, whose lines take so long.
+    /// A job with one stream, of this many bytes in a second, whose lines take so long.
     struct Job {
         pressure: Pressure,
         now: Duration,

@@ -1,15 +1,16 @@
 //! Replay: the log's outcomes, served again to a program that re-executes.
 //!
-//! Outcomes are served in the order of the log, each at its place: on its thread, after as many empty outcomes as then
-//! (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
+//! Outcomes are served in the order of the log, each at its place: on its thread, after as many empty outcomes as in the recorded
+//! run (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
 //! program asks in between gets an empty outcome, so the pattern of calls around an outcome may differ.
 //!
-//! Several threads: the outcomes of all of them are served in the order in which they were recorded. A thread that comes to the place of its next outcome
-//! before the others have had theirs waits its turn ([`Served::Turn`]), also in a call that does not wait: if it were told that there is nothing, it would hear that more
-//! often than then. The log is read ahead for the place of that outcome, as far as it is here.
+//! Several threads: the outcomes of all of them are served in the order in which they were recorded. A thread that reaches its
+//! next outcome before the earlier outcomes are served waits for its turn ([`Served::Turn`]), even in a call that does not wait.
+//! Otherwise it would find nothing more often than in the recorded run. The log is read ahead for the place of that outcome, as
+//! far as it is here.
 //!
-//! Gate A: an outcome is served only after the bytes sent before it then have been sent again. Gate B (after the log ends, until
-//! every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
+//! Gate A: an outcome is served only after the bytes that the recorded run had sent before it were sent again. Gate B (after the
+//! log ends, until every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
 
 #[cfg(test)]
 mod tests;
@@ -85,7 +86,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// That a call with this question, which waits, waits for what did not happen then.
+    /// Text for a divergence: a call of this kind waits for something that did not happen in the recorded run.
     fn waits_in_vain(self) -> &'static str {
         match self {
             Ask::Recv { .. } => "now it is in a recv that waits",
@@ -146,7 +147,7 @@ pub enum Served {
     Turn,
     /// The log must be fetched further: [`Replay::wanted`].
     Fetch,
-    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last one, and that is recorded after so many readings.
+    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last one, and that is recorded after this many readings.
     Early(i64, u64),
     /// The log is over.
     Over,
@@ -227,10 +228,10 @@ enum Kind {
     /// Of a reading of this clock.
     Time {
         clock: u32,
-        /// After so many readings of it by the rule.
+        /// After this many readings of it by the rule.
         before: u64,
         difference: i64,
-        /// After so many since the record before.
+        /// After this many since the record before.
         own: u64,
     },
     Other,
@@ -545,8 +546,10 @@ impl Replay {
         Ok(Some(NextReading { number: thread, begins, empties, clock, skipped, difference }))
     }
 
-    /// What the log has for a reading of a clock, of which `thread` has had so many by the rule since the last record: [`Served::Nothing`] if this one is by the rule, too.
-    /// By that it is `step` after the last one. A record of that is one for what left later: other outcomes may depend on what the thread has sent since, so it does not wait there.
+    /// Returns the log's answer to a clock reading, the one of `thread` after `skipped` readings by the rule since the last
+    /// record. [`Served::Nothing`]: this one is by the rule, too, `step` after the last one. If the record explains sends that
+    /// came later (its difference is `step`), the thread does not wait here, because outcomes of other threads may depend on
+    /// those sends.
     pub fn offer_time(
         &mut self,
         journal: &Journal,
@@ -581,7 +584,7 @@ impl Replay {
         Ok(if is_due && self.has_turns() { Served::Turn } else { Served::Nothing })
     }
 
-    /// That re-execution goes another way, at the next outcome.
+    /// Error: re-execution diverges at the next outcome.
     pub(crate) fn diverged(&self, what: &'static str) -> Error {
         let (thread, call) = self.awaited().unwrap_or((self.thread, 0));
         Error::Diverged { position: self.position, thread, call, what }
@@ -601,12 +604,13 @@ impl Replay {
         Some(left.saturating_sub(own))
     }
 
-    /// Bytes that were sent again towards Gate A of the next outcome: no more than that asks for, for a process that goes another way may send for ever.
+    /// Bytes sent again towards Gate A, counted only up to what the gate needs: a diverging process may send without end.
     pub fn sent_again(&self, journal: &Journal) -> u64 {
         self.head.map_or(0, |head| journal.sent().min(head.sent))
     }
 
-    /// Whether the next outcome should have been asked for long ago: so many more calls of its thread found nothing than then. What it waits for.
+    /// What the next outcome waits for, if it should have been asked for long ago: its thread has found nothing more often than
+    /// in the recorded run, by more than `patience` calls.
     pub fn overdue(&self, journal: &Journal, patience: u64) -> Option<Overdue> {
         let head = self.head?;
         let (empties, sent) = (head.empties(journal), journal.sent());

@@ -338,7 +338,7 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
         panic!("the gate is open")
     };
     let image = one.clone();
-    // The outcome was lost with the process: it is asked anew where the other one is.
+    // The outcome was lost with the process: the nodes are asked again where the other one is.
     let mut next = one.comes_back(&image);
     next.dialed(Dialed::Failed(EINVAL));
     next.asks();

@@ -82,7 +82,7 @@ impl Table {
         }
     }
 
-    /// An image was committed: what it covers as closed is closed for ever, here.
+    /// An image was committed: what it covers as closed stays closed here.
     pub(crate) fn handle_committed(&mut self, image: u64, outbox: &mut Outbox) {
         self.committed = Some(image);
         for slot in 0..self.slots.len() {

@@ -60,7 +60,7 @@ const GIVEN_UP: Ending = Ending::Reset(RESET);
 pub struct Install {
     /// The connection's end here: the stream that goes out.
     pub end: StreamId,
-    /// What its link is from now on. The one before, if there is one, is closed; its options are those of this one.
+    /// The connection's new socket. The driver closes the old one, after copying its options.
     pub socket: SocketId,
     /// What is written to it first.
     pub answer: Option<Greeting>,

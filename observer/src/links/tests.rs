@@ -299,11 +299,11 @@ fn everything_that_waits_has_a_limit() {
     // The node does not say where the peer is.
     let actions = one.tick(Duration::ZERO);
     assert!(matches!(actions[..], [Action::Tell(ToNode::Where { .. })]));
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     assert_eq!(one.tick(due - one.now), []);
     // The door does not take the connection.
     let socket = one.dials();
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     assert_eq!(one.tick(due - one.now), [Action::Close(socket)]);
     // Nor refuses it.
     one.now += RETRY;
@@ -313,7 +313,7 @@ fn everything_that_waits_has_a_limit() {
     // The answer does not come: the node says that the peer is where it was.
     one.now += RETRY;
     let (socket, _) = one.greets();
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     let actions = one.tick(due - one.now);
     let [Action::Tell(ToNode::Where { ask, .. })] = actions[..] else { panic!("{actions:?}") };
     assert_eq!(one.hears(here(ask), 0), (Ok(()), vec![]));

@@ -61,7 +61,7 @@ pub enum Receive {
 /// The answer to a `send`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Send {
-    /// So many bytes are in the outbox: let them leave ([`Observer::poll_transmit`](super::Observer::poll_transmit)).
+    /// This many bytes are in the outbox: let them leave ([`Observer::poll_transmit`](super::Observer::poll_transmit)).
     Taken {
         /// Bytes.
         len: usize,
@@ -112,9 +112,9 @@ pub enum Accept {
 pub enum Ready {
     /// Ask the system and tell what came of it.
     Live,
-    /// So many entries of the caller's array are ready.
+    /// This many entries of the caller's array are ready.
     Set(usize),
-    /// The outcome of then: this error, or 0.
+    /// The recorded outcome: this error, or 0.
     Outcome(u32),
     /// There is nothing now.
     Nothing,
@@ -140,7 +140,7 @@ pub enum Address {
 pub enum Input {
     /// Read from the system, at most [`limits::INPUT`](radic_wire::limits::INPUT) bytes, and tell [`Observer::handle_input`](super::Observer::handle_input); while the gate is shut the caller waits first.
     Live,
-    /// So many bytes of then are in the caller's room; 0: the end.
+    /// This many recorded bytes are in the caller's room; 0: the end.
     Again(usize),
     /// There is nothing now.
     Nothing,
@@ -153,7 +153,7 @@ pub enum Input {
 pub enum Answer {
     /// Ask the kernel for at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes, and tell [`Observer::handle_kernel`](super::Observer::handle_kernel).
     Live,
-    /// So many bytes of then are in the caller's room.
+    /// This many recorded bytes are in the caller's room.
     Again(usize),
     /// Not yet.
     Wait(Wait),

@@ -78,7 +78,7 @@ impl Observer {
         Ok(Some(Cut { mark, streams, ended, causes, line }))
     }
 
-    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
+    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed forever: a restart may begin there.
     pub(super) fn handle_committed(&mut self, image: u64, oldest: u64) -> Result<(), Error> {
         if let Some(mark) = self.checkpoints.handle_committed(image) {
             self.journal.handle_stable(mark.journal)?;

@@ -47,7 +47,7 @@ impl Observer {
         self.untold.is_none() && self.payload.is_shipped()
     }
 
-    /// Payload to be shipped, at most so many bytes: when the process idles, when a call has found nothing, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
+    /// Payload to be shipped, at most this many bytes: when the process idles, when a call has found nothing, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
     pub fn poll_payload(&mut self, most: usize) -> Option<Piece<'_>> {
         if let Some(beginning) = self.poll_beginning() {
             return Some(beginning);
@@ -159,8 +159,8 @@ impl Observer {
         set
     }
 
-    /// A process of the job was brought back, and its journal goes on from `log_end`. If this one depended on more when it said what it keeps of that journal, no other outcome than that the
-    /// job begins anew is right.
+    /// A rank was brought back with a journal that ends at `log_end`. If this process depends on a later position, the job must
+    /// restart from the beginning. What counts is what it depended on when it reported what it keeps of that journal.
     pub fn check_collected(&self, process: ProcessId, incarnation: Incarnation, log_end: u64) -> Result<(), Error> {
         let causes = self.causes.as_ref().filter(|_| process.job == self.me.job);
         let depends = causes.map_or(0, |causes| causes.depended_on(process.rank, incarnation));

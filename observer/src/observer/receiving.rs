@@ -218,7 +218,8 @@ impl Observer {
         })
     }
 
-    /// A header has come on the link of `slot`, and perhaps nothing behind it: before the program is told that there is something, what that depends on is kept.
+    /// A header has come on the link of `slot`, and perhaps nothing after it: before the program is told that there is something,
+    /// what that depends on is kept.
     fn handle_header(&mut self, slot: Slot) -> Result<(), Error> {
         if let Some(connection) = self.table.get_mut(slot) {
             connection.handle_headers(&mut self.outbox)?;
@@ -320,7 +321,7 @@ impl Observer {
         Ok(Receive::End)
     }
 
-    /// So many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
+    /// This many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
     /// as then; none: they are not all there yet.
     pub fn handle_peeked(&mut self, thread: u32, fd: u32, len: usize) -> Result<Option<usize>, Error> {
         let len = u32::try_from(len).map_err(|_| Error::Full("length of a peek"))?;

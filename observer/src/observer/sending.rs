@@ -51,7 +51,7 @@ impl Observer {
             Some(Determinant::Errno { errno, .. }) => {
                 self.handle_served();
                 if errno != EAGAIN && errno != EINTR {
-                    // The program was told so then. An image of before does not know it yet.
+                    // In the recorded run the program was told so. An earlier image does not know it yet.
                     self.table.on(fd)?.outgoing.refusal = Refusal::Told;
                 }
                 Ok(Send::Failed(errno))
@@ -71,7 +71,7 @@ impl Observer {
         }
     }
 
-    /// As [`Observer::send`] of so many bytes in one call, if they are taken at once, all of them. The caller lets them leave from where they are, and has [`Observer::fill`] put
+    /// As [`Observer::send`] of this many bytes in one call, if they are taken at once, all of them. The caller lets them leave from where they are, and has [`Observer::fill`] put
     /// them where they are kept: their receiver takes them meanwhile. All of them are there before anything else happens. None: [`Observer::send`] is to be asked.
     pub fn send_whole(&mut self, thread: u32, fd: u32, bytes: usize, blocking: bool) -> Result<Option<Place>, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
@@ -276,8 +276,9 @@ impl Observer {
         Ok(gate)
     }
 
-    /// Whether what leaves `thread` and is never asked for again has to wait until the log is over. The thread has found nothing, say, and the log has nothing more of it, while outcomes of
-    /// other threads are still to come: so this did not leave then, and what it depends on is in no log and cannot be recorded yet. The next incarnation might print something else.
+    /// Whether output of `thread` must wait for the end of the log. If the log has nothing more for this thread but outcomes of
+    /// others follow, the recorded run did not print this. Its dependencies cannot be recorded yet, and the next incarnation
+    /// might print otherwise.
     pub fn output_awaits_log(&mut self, thread: u32) -> Result<bool, Error> {
         self.pass_loose()?;
         let is_new = self.phase() == Phase::Replaying && self.journal.has_choices(thread);
@@ -340,19 +341,19 @@ impl Observer {
         queue.into_iter().flat_map(move |queue| self.outbox.pieces(queue, offset.max(queue.start())))
     }
 
-    /// What of the frame under way is to leave on the link of `slot`: its payload is the first so many of [`Observer::outgoing`].
+    /// What of the frame under way is to leave on the link of `slot`: its payload is the first this many of [`Observer::outgoing`].
     pub fn leaving(&self, slot: Slot) -> Option<Leaving<'_>> {
         self.table.get(slot).map(|connection| connection.outgoing.framer.leaving())
     }
 
-    /// So many bytes of the frame under way left on the link of `slot`.
+    /// This many bytes of the frame under way left on the link of `slot`.
     pub fn handle_transmitted(&mut self, slot: Slot, bytes: u64) {
         let framer = self.table.get_mut(slot).map(|connection| &mut connection.outgoing.framer);
         let units = framer.map_or(0, |framer| framer.handle_sent(bytes));
         self.handle_passed(slot, units);
     }
 
-    /// So many units of the stream need not leave on the link of `slot` any more (the end is one).
+    /// This many units of the stream need not leave on the link of `slot` any more (the end is one).
     pub fn handle_passed(&mut self, slot: Slot, units: u64) {
         if let Some(connection) = self.table.get_mut(slot) {
             let outgoing = &mut connection.outgoing;

@@ -19,7 +19,7 @@ fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
 }
 
 /// A peer that has closed its end wants nothing more. What is still sent to it is passed over and waits for no link: else a blocking `send`, which returns
-/// when the link has everything, would wait for ever.
+/// when the link has everything, would wait forever.
 #[test]
 fn what_nobody_wants_waits_for_no_link() {
     let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
@@ -169,7 +169,7 @@ fn what_is_gone_is_not_passed_over() {
     assert!(matches!(observer.peek(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
 }
 
-/// A process that found nothing three times, printed, and died; its image is of after so many of these calls.
+/// A process that found nothing three times, printed, and died; its image is of after this many of these calls.
 fn printed_after_nothing(image_after: usize) -> (Observer, u64) {
     let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
     let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });

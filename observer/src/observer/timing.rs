@@ -133,7 +133,7 @@ impl Observer {
         }
     }
 
-    /// What came of [`Reading::Live`]: the clock says so many nanoseconds. What the program is told.
+    /// What came of [`Reading::Live`]: the clock says this many nanoseconds. What the program is told.
     pub fn handle_clock(&mut self, thread: u32, clock: u32, real: i64) -> Result<i64, Error> {
         let (told, record) = self.journal.clocks.read(thread, clock, real)?;
         match record {

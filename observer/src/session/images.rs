@@ -245,8 +245,9 @@ impl Images {
         false
     }
 
-    /// The protector has this image as its newest. It may be one that this process has not heard of yet: then it says next that it is committed. Upon any other one
-    /// no increment is made: the protector has lost what it had.
+    /// The protector's newest image. If it is the one under way, this process did not know that it was committed, and the
+    /// protector says so next. If it is neither that one nor the last committed one, no increment is made on the latter: the
+    /// protector lost what it had.
     fn handle_welcome(&mut self, newest: Option<u64>) {
         if newest.is_none() || newest != self.under_way() {
             self.committed.take_if(|last| newest != Some(last.parent.image));
@@ -536,7 +537,7 @@ mod tests {
         assert_eq!(side.begin(3), Some(Some(2)));
         side.protector(&welcome(Some(2)));
         assert_eq!(side.images.under_way(), Some(3), "it goes on, over its own connection");
-        // The protector has begun anew, and has nothing.
+        // The protector has begun again, and has nothing.
         side.protector(&welcome(None));
         side.protector(&FromProtector::ImageRefused { image: 3 });
         assert_eq!(side.begin(4), Some(None));

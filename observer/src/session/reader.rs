@@ -44,7 +44,7 @@ pub struct LogReader {
     ahead: Vec<Ahead>,
     /// Where the journal ends that it has to catch up with.
     log_end: u64,
-    /// Its node knows that it lives.
+    /// The node knows that the process is live.
     told: bool,
 }
 
