@@ -127,8 +127,8 @@ fn send_away(socket: &OwnedFd, from: SocketAddr) {
     _ = sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));
 }
 
-/// None: the node is gone. It is the one that has brought the rank back, if it was. One that is there and is late is asked again: without its answer a caller would wait for ever
-/// for a rank that accepts nobody, or what it says to the library would be given to the program.
+/// None: the node is gone. It is the one that has brought the rank back, if it was. One that is there and is late is asked again: without its answer a caller would wait forever
+/// for a rank that accepts no caller, or what it says to the library would be given to the program.
 fn ask(question: impl Fn(ProcessId) -> ToNode) -> Option<FromNode> {
     let (socket, process) = HOME.get()?;
     let question = question(*process);

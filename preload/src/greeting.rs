@@ -74,7 +74,7 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it for so many milliseconds. None: it has not come.
+    /// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it for this many milliseconds. None: it has not come.
     pub fn read_within(
         &mut self,
         milliseconds: u64,

@@ -43,7 +43,7 @@ const SECRET_SPAN: usize = 64 << 20;
 const GRAIN: usize = 16;
 /// Largest alignment that a block can have: a page.
 const PAGE: usize = 4096;
-/// Freed blocks of at least so many bytes give their pages back.
+/// Freed blocks of at least this many bytes give their pages back.
 const LARGE: usize = 128 << 10;
 /// Sizes of 16, 32, 48, 64, then four to each doubling up to 4 GiB.
 const CLASSES: usize = 4 + 4 * 26;

@@ -75,7 +75,7 @@ pub fn is_alone() -> bool {
     rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink <= OWN + 1)
 }
 
-/// Whether all of the process's threads but so many, which wait in the layer, wait in the kernel without a limit of time.
+/// Whether all of the process's threads but this many, which wait in the layer, wait in the kernel without a limit of time.
 fn all_but(waiting: usize) -> Result<bool, Errno> {
     let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY)?;
     let mut room = [MaybeUninit::uninit(); 2048];

@@ -13,7 +13,8 @@ use crate::layer::{Layer, fail};
 use crate::ops::ready;
 use crate::sys;
 
-/// What was behind the descriptor of a connection with a link that is broken or in question. Behind it is a placeholder now.
+/// The socket that a connection's descriptor had before its link broke or came into question. The descriptor has a placeholder
+/// now.
 #[derive(Debug)]
 pub struct Aside {
     /// The connection, by the stream that goes out.

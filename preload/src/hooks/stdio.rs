@@ -101,8 +101,9 @@ unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     stream
 }
 
-/// Writes what the program has left in its streams, before calls pass through for ever: the C library does so too late. What another thread holds it passes over, as the C library does:
-/// that thread may wait for input. False: that stream may have something left.
+/// Writes what the program has left in its streams, before all later calls pass through: the C library does so too late. What
+/// another thread holds it passes over, as the C library does: that thread may wait for input. False: that stream may have
+/// something left.
 pub fn flush() -> bool {
     let mut is_all = true;
     unsafe {

@@ -15,7 +15,7 @@ use crate::fds::{self, Kind};
 use crate::ops::{BUFFERS, clip, clip_mut, ready};
 use crate::{pointers, sys};
 
-/// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
+/// Up to this many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 pub(super) const SMALL: usize = 2 << 10;
 /// Bytes in a socket that are looked at first, beside as many as are asked for: a header and its causes, as a rule.
 const LOOKED_AT_FIRST: usize = 4 << 10;
@@ -30,7 +30,7 @@ fn bad(_: BadFrame) -> Errno {
 }
 
 impl Layer {
-    /// As `recv` that never waits, of at most `len` bytes behind the first `filled` of these buffers. `EPROTO`: no frame came.
+    /// As `recv` that never waits, of at most `len` bytes after the first `filled` of these buffers. `EPROTO`: no frame came.
     pub fn read_link(
         &mut self,
         slot: Slot,
@@ -159,7 +159,7 @@ impl Layer {
         deframer.unframe(&mut bytes).unwrap_or(0) as u64
     }
 
-    /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most so many of the bytes that it carries. Whether the socket
+    /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most this many of the bytes that it carries. Whether the socket
     /// has taken all that it was offered. `EAGAIN`: it has taken nothing.
     pub fn write_link(
         &mut self,
@@ -234,7 +234,8 @@ struct Reading {
     is_full: bool,
 }
 
-/// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames behind them where one buffer takes all.
+/// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames after them where one
+/// buffer takes all.
 fn read_once(
     deframer: &mut Deframer,
     socket: BorrowedFd<'_>,

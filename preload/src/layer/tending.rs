@@ -209,7 +209,7 @@ impl Layer {
         }
     }
 
-    /// What a call that replays, or one that must not go on yet, waits for.
+    /// Waits for `what`, for a call in replay or one that may not continue.
     pub fn wait_for(&mut self, what: Wait) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.wait_for(&mut self.observer, what);

@@ -39,7 +39,7 @@ pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
         return Some(result);
     }
     for address in known {
-        // Another socket of this process may listen there: that is why this one cannot.
+        // The address may be in use by another listener of this process; that is why this listen failed.
         let other = layer.listeners.iter().find(|(_, other)| *other == address).map(|(fd, _)| *fd);
         let said = other.map_or(ToNode::NotListening(address), |other| listens(&layer, other, address));
         tell(&mut layer, address, &said);
@@ -81,7 +81,7 @@ fn listening(layer: Held, fd: i32) {
     }
 }
 
-/// That `fd` listens there, as its program sees it.
+/// The message that `fd` listens at `address`, as the program sees it.
 fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
     let told = layer.bound.get(&fd).copied().unwrap_or(address);
     elsewhere(layer, fd, told).map_or(ToNode::Listening(address), |at| ToNode::ListeningAt { address, at })

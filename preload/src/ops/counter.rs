@@ -11,7 +11,7 @@ use super::time;
 
 /// The place of CLOCK_MONOTONIC_RAW among the clocks.
 const RAW: u32 = libc::CLOCK_MONOTONIC_RAW as u32;
-/// Bits behind the point of a rate.
+/// Bits after the point of a rate.
 const FRACTION: u32 = 32;
 
 /// The scale by which the counter is told, from the beginning of the process on. It is in each image.
@@ -27,7 +27,7 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// The instruction of which `byte` gives one byte after the other. It is asked for no byte behind those that the processor has read as well.
+    /// Decodes the instruction; `byte(i)` returns its i-th byte. Reads no byte that the processor would not have read.
     pub fn decode(mut byte: impl FnMut(usize) -> u8) -> Option<Instruction> {
         if byte(0) != 0x0f {
             return None;
@@ -61,7 +61,7 @@ pub struct Moment {
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     origin: Moment,
-    /// Ticks in a nanosecond, with [`FRACTION`] bits behind the point.
+    /// Ticks in a nanosecond, with [`FRACTION`] bits after the point.
     rate: u64,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! The kernel knows a watch by descriptor *and* open file: a number that was closed and used again may be watched twice, if the first file stays open
 //! under another number, in this process or in a child. Such a watch can be reported still, but no call can name it any more. So a key names one watch
-//! with one word for ever; the last `REMEMBERED` that ended are remembered, with their words.
+//! with one word forever; the last `REMEMBERED` that ended are remembered, with their words.
 //!
 //! A watch ends with its number: the next file under that number is watched when the program says so, and not before.
 //!
