@@ -158,7 +158,7 @@ impl LogServer {
     }
 
     /// Asks for a connection to the replica of a process. Not if another protector has the process and it does not speak here any
-    /// more: that protector may have the same replica by now, and the two would take the connection from each other for ever. If
+    /// more: that protector may have the same replica by now, and the two would take the connection from each other forever. If
     /// the process comes back, its hello leads here ([`LogServer::lead`]).
     pub(super) fn dial(&mut self, process: ProcessId) {
         let has_left = self.store.has_let_go(process) && !self.speaks_here(process);

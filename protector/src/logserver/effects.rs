@@ -186,7 +186,7 @@ impl LogServer {
                 body.truncate(length);
                 self.actions.push_back(Action::Answer(connection, speaker, body));
             }
-            // A process that is catching up would ask again for ever.
+            // A process that is catching up would ask again forever.
             (Err(why), _) => {
                 self.tell(What::Unreadable, Some(file.process()), format!("its log cannot be read from {position}: {why}"));
                 self.close(connection, Reason::Unreadable);

@@ -245,7 +245,7 @@ pub enum Action {
     Dial(Speaker, SocketAddr),
     /// Write; then [`LogServer::handle_written`] or [`LogServer::handle_write_failed`] with this ticket.
     Write(u64, Write),
-    /// Read so many bytes of a file from a position, for a connection; then [`LogServer::handle_read`].
+    /// Read this many bytes of a file from a position, for a connection; then [`LogServer::handle_read`].
     Read(ConnectionNumber, File, u64, usize),
     /// Nothing of the file before the position is needed any more.
     Truncate(File, u64),
@@ -384,8 +384,8 @@ pub struct LogServer {
     /// The node is a member.
     is_member: bool,
     jobs: HashMap<JobId, Protection>,
-    /// Processes of which the node has said which other log server holds what they say, or that they come back from here, and
-    /// jobs that are resumed. No other process is heard: what a process is told is stable must be stable along the whole chain.
+    /// Processes whose replica, or restart from here, the node has named, and jobs that are resumed. No others are heard, because
+    /// what is acknowledged must be stable on the whole chain.
     told: HashSet<ProcessId>,
     revived: HashSet<JobId>,
     /// Jobs that have ended, oldest first, and whether they keep their logs.
@@ -597,7 +597,7 @@ impl LogServer {
         caller.reading == Reading::Open
     }
 
-    /// Something was sent, or waits to be: so many bytes wait now.
+    /// Something was sent, or waits to be: this many bytes wait now.
     pub fn handle_sent(&mut self, connection: ConnectionNumber, waiting: usize) {
         let Some(caller) = self.connections.get_mut(&connection) else { return };
         caller.waiting = waiting;
@@ -633,9 +633,8 @@ impl LogServer {
         self.connections.get_mut(&connection).into_iter().for_each(|connection| connection.reading = reading);
     }
 
-    /// Whether there is room for what a connection brings. A hello waits until the node has said which other log server is to
-    /// hold what follows: a daemon that is back under its old address is found by its processes before it is a member, and a new
-    /// protector before it has heard that it is one.
+    /// Whether there is room for what a connection brings. A hello waits until the node names the replica: processes can find a
+    /// restarted daemon before it is a member, and a new protector before it has heard that it is one.
     fn has_room(&self, role: Role) -> bool {
         match role {
             Role::Journal(speaker, false) if !self.listens_to(speaker.process) => false,

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const REMIND: Duration = Duration::from_secs(2);
 /// Time until the nodes are asked once more.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time after a line was given up until the next one is made. It doubles with each one in a row that is given up, so many times at most.
+/// Time after a line was given up until the next one is made. It doubles with each one in a row that is given up, this many times at most.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 const DOUBLINGS: u32 = 6;
 /// Lines follow each other after this time, at least, however fast the outboxes fill.

@@ -188,7 +188,7 @@ pub enum Output {
     Nudge(ObserverId),
     /// Tell this node's store of logs and images.
     Store(StoreOrder),
-    /// Forget the links and numbers of a node: it is gone for ever.
+    /// Forget the links and numbers of a node: it is gone forever.
     Forget(NodeId),
     /// Log an event.
     Log(Event),

@@ -4,7 +4,7 @@
 //!
 //! Progress is what it does towards the next outcome of its log: where it stands there, and how much it has sent again and received
 //! for that outcome, or, where the log is over, of what its peers have. All of that is bounded by the log. What else a process
-//! sends and receives is no progress: one that goes another way may go on with that for ever.
+//! sends and receives is no progress: one that goes another way may go on with that forever.
 //!
 //! A long computation between two outcomes is no standstill. So two other things are looked at: how much of a processor it uses
 //! without a call that finds nothing, and whether it is stopped. A process that only waits, or asks again and again, has `limit`. A
@@ -233,7 +233,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// What `look` is told after so many seconds: counters, milliseconds of a processor, whether it is stopped. None: it cannot be looked at.
+    /// What `look` is told after this many seconds: counters, milliseconds of a processor, whether it is stopped. None: it cannot be looked at.
     type Seen = Option<(Counters, u64, bool)>;
 
     /// The second in which a process is given up that catches up from 0 to 100, if it is within two thousand.

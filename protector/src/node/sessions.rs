@@ -276,7 +276,7 @@ impl Node {
                 }
                 Some(Client::Killing { .. }) => self.finish(client, Reply::Done),
                 state => {
-                    // The home may be there, and out of reach. It hears so late, but its ranks do not stay stopped for ever.
+                    // The home may be there, and out of reach. It hears so late, but its ranks do not stay stopped forever.
                     if let Some(Client::Suspending { job, .. }) = state {
                         let (job, session) = (*job, self.session(client));
                         self.send(node, PeerMessage::ToHome(job, ToHome::Detach(session)));

@@ -283,7 +283,7 @@ impl Node {
         };
         let stands = protected.map(waits);
         if stands == Some(false) {
-            return; // It is known by other means what has become of it.
+            return; // Another message already settled this process.
         }
         let is_mine = |protector: &NodeId| protector == self.me() || !self.is_member(protector) && self.is_next_of(host);
         match answer {

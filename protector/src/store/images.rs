@@ -51,7 +51,8 @@ pub(super) struct Images {
     pub(super) useless: Option<u64>,
     /// Restarts from the newest image since it was committed, or since the process was live last.
     pub(super) restores: u32,
-    /// There is no way back behind the newest image: senders of what the one before it needs have forgotten that. So it is where received bytes stay with their senders.
+    /// There is no way back to before the newest image: senders of what the one before it needs have forgotten that. So it is
+    /// where received bytes stay with their senders.
     pub(super) are_final: bool,
     /// The image that is under way.
     pub(super) incoming: Option<Image>,

@@ -67,7 +67,7 @@ pub enum Output {
     Forward(ProcessId, Vec<u8>),
     /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`](super::Store::handle_verified).
     Verify(ProcessId, u64),
-    /// Read so many bytes from the file and send them to the observer, as journal or payload.
+    /// Read this many bytes from the file and send them to the observer, as journal or payload.
     Read(Speaker, File, u64, usize),
     /// Ask the receiver's protector for [`Store::stable_of`](super::Store::stable_of) and send the answer to the observer.
     AskStable(Speaker, StreamId),
@@ -101,7 +101,7 @@ pub enum Notice {
 pub enum Place {
     /// Here.
     Memory(Vec<u8>),
-    /// In this file, so many bytes from the position.
+    /// In this file, this many bytes from the position.
     File(File, usize),
 }
 

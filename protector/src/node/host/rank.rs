@@ -242,7 +242,7 @@ impl LocalRank {
         self.end.is_some_and(|(_, is_told)| is_told) && self.pid().is_some()
     }
 
-    /// The code with which it is about to exit, if it has come to its end, all that it has printed is printed or kept elsewhere, and the home is to be told.
+    /// The exit code to report to the home: set once the rank is at its end and all output is printed or kept elsewhere.
     pub(super) fn take_end_to_tell(&mut self) -> Option<i32> {
         let (end, is_told) = self.end.as_mut().filter(|_| matches!(self.phase, Phase::Running { .. }))?;
         let is_printed = self.outlets.iter().zip(end.output).all(|(outlet, at)| outlet.is_printed_to(at));
@@ -344,7 +344,7 @@ impl LocalRank {
         self.phase = Phase::Exited(Exit { pid, status, at, crashed, reported });
     }
 
-    /// It is told how it has ended, in this way.
+    /// Records which nodes know how the rank ended.
     pub(super) fn handle_reported(&mut self, now_reported: Reported) {
         if let Phase::Exited(exit) = &mut self.phase {
             exit.reported = now_reported;
@@ -390,7 +390,8 @@ impl LocalRank {
         (self.failed_restores < RESTORES).then_some(Crash { signal, live: false })
     }
 
-    /// It diverges from its log, or makes no progress in it. Returns whether it may be tried again. That is so once, because its other threads may act in another order then.
+    /// The rank diverges from its log, or makes no progress in it. Returns whether to try again: once, because threads may
+    /// interleave differently.
     pub(super) fn handle_diverged(&mut self) -> bool {
         !std::mem::replace(&mut self.diverged, true)
     }

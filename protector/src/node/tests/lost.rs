@@ -60,7 +60,7 @@ impl Cluster {
         job
     }
 
-    /// An image of a rank is committed at its protector, and with two replicas at the next node, after so many fences.
+    /// An image of a rank is committed at its protector, and with two replicas at the next node, after this many fences.
     pub(super) fn commit(&mut self, job: JobId, rank: u32, fences: u64) {
         let host = &self.ranks[&at(job, rank)].0;
         let protector = self.nodes[host].holder_of(at(job, rank));
