@@ -158,7 +158,7 @@ impl<'a> Elsewhere<'a> {
         Ok(())
     }
 
-    /// What follows in the journal of a rank that is held from `start` to `end`. `own` reads so many bytes of that from a position on.
+    /// What follows in the journal of a rank that is held from `start` to `end`. `own` reads this many bytes of that from a position on.
     pub fn rest<E: From<NotWhole>>(
         &self,
         origin: Rank,

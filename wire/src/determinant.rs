@@ -301,21 +301,21 @@ pub enum Determinant<'a> {
         fd: u32,
         /// The connection.
         connection: ConnectionId,
-        /// The peer's address, as the program sees it for ever.
+        /// The peer's address, as the program sees it forever.
         peer: SocketAddr,
     },
     /// A socket got an address of this machine, by `bind`, or by `listen` without it.
     Bound {
         /// The program's descriptor.
         fd: u32,
-        /// The address, as the program sees it for ever.
+        /// The address, as the program sees it forever.
         address: SocketAddr,
     },
     /// `connect` begins.
     Target {
         /// The program's descriptor.
         fd: u32,
-        /// Its own address, as the program sees it for ever.
+        /// Its own address, as the program sees it forever.
         local: SocketAddr,
         /// The process that listens there, if it is protected.
         peer: Option<ProcessId>,
@@ -371,17 +371,17 @@ pub enum Determinant<'a> {
         /// The answer, at most [`limits::ANSWER`].
         bytes: &'a [u8],
     },
-    /// So many calls had an empty outcome before the next outcome of this thread.
+    /// This many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
         count: u64,
     },
-    /// So many bytes were sent, on all streams, between the last outcome and the next (Gate A).
+    /// This many bytes were sent, on all streams, between the last outcome and the next (Gate A).
     Sent {
         /// How many.
         bytes: u64,
     },
-    /// So many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
+    /// This many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
     /// ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send at any time, so the sum does not say between which two sends
     /// of this thread it stands.
     Own {

@@ -264,7 +264,7 @@ impl Incarnation {
         self.restart == 0
     }
 
-    /// In the first epoch of a job, after so many restarts.
+    /// In the first epoch of a job, after this many restarts.
     pub const fn restarted(restart: u32) -> Incarnation {
         Incarnation { epoch: Epoch::FIRST, restart }
     }

@@ -255,7 +255,7 @@ pub enum ExitStatus {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// This signal ended it because its job was to end: it has not failed. Which reason that had, its home knows.
+    /// Ended by this signal because the job was ending; not a failure. The home knows why the job ended.
     Ended(i32),
 }
 
@@ -327,7 +327,7 @@ pub enum EndReason {
         /// The library's message, if any.
         message: String,
     },
-    /// A rank exited with code 0 between `MPI_Init` and `MPI_Finalize`; the others would have waited for ever.
+    /// A rank exited with code 0 between `MPI_Init` and `MPI_Finalize`; the others would have waited forever.
     NotFinalized {
         /// The rank.
         rank: Rank,

@@ -59,7 +59,7 @@ pub const PMI_KVSNAME: usize = 256;
 pub const PMI_KEYS: usize = 1 << 20;
 /// Names that one job may publish.
 pub const PMI_NAMES: usize = 1_024;
-/// Descriptors in one readiness set. The observer reports at most so many at once; the rest is reported by the next call.
+/// Descriptors in one readiness set. The observer reports at most this many at once; the rest is reported by the next call.
 pub const READY_FDS: usize = 1_024;
 /// Most images of a chain: a whole one, and increments each on the one before. A restart reads them all, and the engine reads no more than 64.
 pub const LAYERS: usize = 16;

@@ -8,7 +8,8 @@ use crate::limits;
 
 /// Length of a header.
 pub const LINK_FRAME: usize = 32;
-/// What makes a check of a header that bytes of a program do not have by chance. It is no protection against somebody who wants to have it.
+/// What makes a check of a header that bytes of a program do not have by chance. It is no protection against a program that
+/// forges it.
 const MARK: u32 = 0x9f1d_c06b;
 
 /// The header of a frame.

@@ -322,7 +322,7 @@ pub struct ClusterStatus {
     pub view: u64,
     /// Whether its side has no majority.
     pub frozen: bool,
-    /// Members, in ring order with the spares behind, then those that are gone.
+    /// Members, in ring order, then the spares, then those that are gone.
     pub nodes: Vec<NodeInfo>,
     /// Jobs, ended ones too.
     pub jobs: Vec<JobInfo>,

@@ -13,7 +13,7 @@ use crate::since::Does;
 
 /// Ranks that are named, at most.
 const NAMED: usize = 3;
-/// Time after which the share of a process's time is counted anew.
+/// Time after which the share of a process's time is counted from zero again.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Which ranks of a job have connections with each other, and how much they have sent on them lately.

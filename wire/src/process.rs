@@ -59,7 +59,7 @@ pub enum Interval {
     /// From the measured cost and the configured mean time between failures (Young/Daly).
     #[default]
     Auto,
-    /// Every so many milliseconds.
+    /// The interval, in milliseconds.
     Every(u64),
     /// On request only.
     Never,
@@ -209,7 +209,7 @@ pub mod counters {
     pub const ADDRESS: u64 = 0x3b00_0000_0000;
     /// The first word.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"RADICCT1");
-    /// Words behind it.
+    /// Words after it.
     pub const WORDS: usize = size_of::<super::Counters>() / 8;
 }
 

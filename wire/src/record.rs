@@ -246,7 +246,7 @@ impl Opener {
         self.handle_read(bytes.len());
     }
 
-    /// Room for at least so many bytes from the socket.
+    /// Room for at least this many bytes from the socket.
     pub fn room(&mut self, least: usize) -> &mut [u8] {
         self.buffer.copy_within(self.taken..self.end, 0);
         (self.taken, self.end) = (0, self.end - self.taken);
@@ -256,7 +256,7 @@ impl Opener {
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes have come there.
+    /// This many bytes have come there.
     ///
     /// # Panics
     /// If there was no room for as many.
@@ -270,7 +270,7 @@ impl Opener {
         self.end - self.taken
     }
 
-    /// The body of the next whole record, if there is one. After an error there is none any more.
+    /// The body of the next whole record, if there is one. After an error there is no further one.
     pub fn next_body(&mut self) -> Result<Option<&[u8]>, RecordError> {
         let rest = &mut self.buffer[self.taken..self.end];
         let Some(head) = rest.first_chunk::<HEAD>() else { return Ok(None) };

@@ -29,14 +29,14 @@ pub enum ToReplayer {
         /// Where its journal stood.
         cut: u64,
     },
-    /// Journal from here, at most so many bytes. The answer is `Journal`.
+    /// Journal from here, at most this many bytes. The answer is `Journal`.
     FetchJournal {
         /// Position.
         position: u64,
         /// Bytes.
         room: u32,
     },
-    /// Received bytes, at most so many. The answer is `Payload`.
+    /// Received bytes, at most this many. The answer is `Payload`.
     FetchPayload {
         /// The stream.
         stream: StreamId,

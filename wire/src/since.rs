@@ -138,7 +138,7 @@ impl<'a> Growth<'a> {
         match () {
             () if counters.waits > 0 => Does::WaitsForPeers,
             () if counters.awaited > 0 || grows(|c| c.replayed + c.again) => Does::CatchesUp,
-            // It lives, and has its checkpoint to make.
+            // It is live, and has its checkpoint to make.
             () if grows(|c| c.messages_in + c.messages_out + c.events) => Does::IsUnprotected,
             () => Does::ComesBack,
         }
@@ -163,7 +163,7 @@ pub enum Does {
     WaitsForPeers,
     /// It catches up with its log.
     CatchesUp,
-    /// It lives, and has no checkpoint at its protector yet.
+    /// It is live, and has no checkpoint at its protector yet.
     IsUnprotected,
     /// It has not reported to its protector yet.
     Starts,

@@ -20,7 +20,7 @@ use crate::peer::Ward;
 
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
-/// Another one whenever anything in it changes.
+/// Raised whenever the format changes.
 pub const VERSION: u32 = 7;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
@@ -48,7 +48,7 @@ pub struct Suspension {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
     /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is this incarnation; the command that gives the rank's log to
-    /// its protector speaks as it. So whatever lives still of the life before is refused.
+    /// its protector speaks as it. So whatever still runs of the last life is refused.
     pub incarnations: Vec<Incarnation>,
 }
 
@@ -420,7 +420,7 @@ mod tests {
             prop_assert!(Manifest::decode(&bytes[..cut.index(bytes.len())], &key()).is_err());
         }
 
-        /// The parser behind the code holds, too, whatever a holder of the key writes.
+        /// The parser that runs after the check of the code holds, too, whatever a holder of the key writes.
         #[test]
         fn a_body_of_garbage_is_refused(body in prop::collection::vec(any::<u8>(), 0..300), from_good: bool, at: prop::sample::Index, by: u8) {
             let good = codec::encode(&manifest(), limits::SUSPENSION).unwrap();

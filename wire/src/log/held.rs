@@ -43,8 +43,8 @@ pub struct HeldLog {
 }
 
 impl HeldLog {
-    /// Logs of two ranks whose newest committed images do not go together: the first one's is its image of a recovery line, and so leaves out what the other one has received by its own of
-    /// that line; but the other one's is of before.
+    /// Finds two ranks whose newest images do not fit: one is of a recovery line and omits what the other received up to that
+    /// line; the other's image is older.
     pub fn of_two_lines<'a>(logs: impl IntoIterator<Item = &'a HeldLog>) -> Option<(&'a HeldLog, &'a HeldLog)> {
         let known: Vec<_> = logs.into_iter().filter_map(|log| Some((log, log.committed()?.line))).collect();
         let (first, newest) = known.iter().filter(|(_, line)| line.joins).max_by_key(|(_, line)| line.newest)?;

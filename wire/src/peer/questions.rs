@@ -95,7 +95,7 @@ pub enum Query {
         /// Where it calls.
         to: SocketAddr,
     },
-    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
+    /// Which of your processes (not the asking one) still counts as the listener at this address, though it moved?
     Claim {
         /// The process that has got this address from the kernel.
         process: ProcessId,
@@ -169,7 +169,8 @@ pub enum Query {
     },
     /// Which deaths do you know of that concern this epoch of the job?
     Deaths(JobId, Epoch),
-    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
+    /// Do you run this process, or bring it back? Its protector is lost. If not, reject restart orders for this incarnation and
+    /// earlier ones that may still be under way.
     Hosts(ProcessId, Incarnation),
 }
 
