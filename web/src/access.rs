@@ -1,4 +1,4 @@
-//! Who may look: whoever shows a token, as a password (HTTP's basic authentication, for browsers) or as it is (bearer, for programs).
+//! Access to the page: a valid token, as basic-auth password or bearer.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -34,7 +34,7 @@ const REQUESTS: [&str; 14] = [
     "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nPASS\r\n",
 ];
 
-/// Bytes that mean something to one who reads requests.
+/// Bytes that mean something to a reader of requests.
 const PIECES: [&[u8]; 16] = [
     b"\r\n",
     b"\n",
