@@ -1,11 +1,13 @@
 //! The causes of a process: determinants of other processes that it depends on, and that are not known to be stable.
 //!
-//! Where no process waits before it sends ([`LogMode::Causal`](radic_wire::process::LogMode)), bytes may depend on determinants that only their sender has. So these travel in front
-//! of the bytes, and the receiver keeps them until it hears that they are stable. When a process is lost, its protector collects from all others what they keep of its journal. So
-//! whatever depends on a determinant holds it, or knows that it is stable (docs/design.md, G1).
+//! Where no process waits before it sends ([`LogMode::Causal`](radic_wire::process::LogMode)), bytes may depend on determinants
+//! that only their sender has. So these travel in front of the bytes, and the receiver keeps them until it hears that they are
+//! stable. When a process is lost, its protector collects from all others what they keep of its journal. So whatever depends on a
+//! determinant holds it, or knows that it is stable (docs/design.md, G1).
 //!
-//! What is kept is one sequence of bytes, in the order in which it came: new parts go on links and to the process's own protector by position, as the journal does. It is forgotten
-//! from its beginning: what is stable, and over [`Bounds::kept`] what the own protector has, which answers for it then.
+//! What is kept is one sequence of bytes, in the order in which it came: new parts go on links and to the process's own protector
+//! by position, as the journal does. It is forgotten from its beginning: what is stable, and over [`Bounds::kept`] what the own
+//! protector has, which answers for it then.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -249,8 +251,8 @@ impl Causes {
         self.make_room();
     }
 
-    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows. If nothing is kept it is told that: it commits no
-    /// image before it has the causes of that.
+    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows.
+    /// If nothing is kept it is told that: it commits no image before it has the causes of that.
     pub fn handle_welcome(&mut self) {
         (self.shipped, self.held) = (self.start.saturating_sub(1), self.start);
     }
@@ -394,7 +396,8 @@ mod tests {
     const NEVER_FULL: Bounds = Bounds { kept: 1 << 20, passed: 1 << 16 };
 
     proptest! {
-        /// Three processes send to each other, record and flush as they like, and links break. All that a process depends on is kept by it, or by the log of one, or is stable.
+        /// Three processes send to each other, record and flush as they like, and links break. All that a process depends on is
+        /// kept by it, or by the log of one, or is stable.
         #[test]
         fn what_a_process_depends_on_is_held(steps in prop::collection::vec((0u8..8, 0usize..3, 1usize..3), 0..120)) {
             let mut sides: Vec<Side> = (0..3).map(|rank| Side::new(rank, NEVER_FULL)).collect();

@@ -1,10 +1,12 @@
 //! What the program is told of the time.
 //!
-//! A program that chooses by the clock how often it does something must be told the same times when it is executed again, so a reading is an outcome. Most readings
-//! come in dense rows, and a row needs few records: a thread is told the time that a rule gives, its last reading and the step before it once more, as long as that is within
-//! [`TOLERANCE_NS`] of the truth. Else it is told the truth, and that is recorded: after how many readings by the rule, and the difference to the last one.
+//! A program that chooses by the clock how often it does something must be told the same times when it is executed again, so a
+//! reading is an outcome. Most readings come in dense rows, and a row needs few records: a thread is told the time that a rule
+//! gives, its last reading and the step before it once more, as long as that is within [`TOLERANCE_NS`] of the truth. Else it is
+//! told the truth, and that is recorded: after how many readings by the rule, and the difference to the last one.
 //!
-//! After a restart a clock may be behind what the program was told, because machines do not boot together. A clock that only goes forward then goes on from where it was.
+//! After a restart a clock may be behind what the program was told, because machines do not boot together. A clock that only goes
+//! forward then goes on from where it was.
 
 use radic_wire::determinant::{CLOCKS, Determinant};
 

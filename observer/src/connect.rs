@@ -1,16 +1,19 @@
-//! A `connect` of the program: which process listens at its address, the connection with that process, and the greeting. A value without sockets and clocks: the caller asks what
-//! is to be done ([`Connect::next`]), does it, tells what came of it (`handle_*`), and asks again.
+//! A `connect` of the program: which process listens at its address, the connection with that process, and the greeting. A value
+//! without sockets and clocks: the caller asks what is to be done ([`Connect::next`]), does it, tells what came of it
+//! (`handle_*`), and asks again.
 //!
-//! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are asked: the node of the process that listens knows the
-//!   caller by its address, and tells its process which one has called.
-//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again. The backlog of a process that listens may be full. A
-//!   call that does not wait, or has waited for as long as its program wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
+//! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are
+//!   asked: the node of the process that listens knows the caller by its address, and tells its process which one has called.
+//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
+//!   The backlog of a process that listens may be full. A call that does not wait, or has waited for as long as its program
+//!   wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
 //! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have
 //!   begun to listen meanwhile. The node of that process has not forgotten the first question, and does not take this caller for
 //!   an unprotected one. If a call to a machine of the cluster is still under way then, it is made again, for [`RETURN`] at most:
 //!   a process may begin to listen there before it arrives.
 //!
-//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
+//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is
+//! brought back in the midst of a call asks its log again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,7 +35,8 @@ mod tests;
 
 /// Time that a process may take to be brought back before it is taken for an unprotected one.
 pub const RETURN: Duration = Duration::from_secs(60);
-/// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says nothing may be dead, and the process elsewhere.
+/// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says
+/// nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
 /// The same for a call that does not wait: then it is left under way. Long enough for the answer of a machine nearby.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -71,8 +75,8 @@ pub enum Step {
         /// When it has taken too long.
         until: Duration,
     },
-    /// Make the program's own connection. None: for as long as the program waits, or until a signal comes: [`Connect::handle_dialed`]. An error that the socket keeps for the program
-    /// stays there.
+    /// Make the program's own connection. None: for as long as the program waits, or until a signal comes:
+    /// [`Connect::handle_dialed`]. An error that the socket keeps for the program stays there.
     Call {
         /// Where to.
         to: SocketAddr,
@@ -90,7 +94,8 @@ pub enum Step {
         /// There is a connection, or may be one.
         made: bool,
     },
-    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and this greeting is written to it first.
+    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and
+    /// this greeting is written to it first.
     Take(Slot, Option<Greeting>),
     /// The descriptor is this protected connection from now on, and its socket is under way still: [`Links::handle_under_way`].
     Leave(Slot),
@@ -398,7 +403,8 @@ impl Connect {
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
             Stage::Finding(own) => self.find(cx, own, found.peer)?,
             Stage::Verifying { own, returned, errno, is_open } => {
-                // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the call arrives. On this one a backlog is full.
+                // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the
+                // call arrives. On this one a backlog is full.
                 let may_come = is_open && found.in_cluster && in_time && !is_here(own, self.to);
                 let is_same = found.peer.is_none() && !found.later && returned == links.returned();
                 let stays = is_same && !may_come;
@@ -519,8 +525,8 @@ impl Connect {
         cx.observer.connect(self.fd, peer.process)
     }
 
-    /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log does not say that there is a connection finds a peer
-    /// that has received nothing on it.
+    /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log
+    /// does not say that there is a connection finds a peer that has received nothing on it.
     fn record_connected(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
         cx.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd })?;
         Ok(self.enter(Stage::Over(Outcome::Connected)))

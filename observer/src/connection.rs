@@ -403,8 +403,8 @@ impl Connection {
         incoming.in_log() == 0 && (incoming.finish == Some(incoming.taken) || incoming.shut && self.link != Link::Up)
     }
 
-    /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation had closed the connection, so going on would deliver
-    /// wrong bytes.
+    /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation
+    /// had closed the connection, so going on would deliver wrong bytes.
     pub(crate) fn expect_link(&self) -> Result<(), Error> {
         let (wanted, kept) = (self.incoming.wanted(), self.incoming.gone);
         if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }
@@ -441,7 +441,8 @@ impl Connection {
     /// The other end has said where it stands: the link goes on there.
     fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
         let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
-        // A peer that has said once that it wants nothing more does not want it in a later incarnation. If it does, it gets an error ([`Connection::expect_link`]).
+        // A peer that has said once that it wants nothing more does not want it in a later incarnation. If it does, it gets an
+        // error ([`Connection::expect_link`]).
         let wants_it = greeting.stable != NO_MORE && self.outgoing.stable != NO_MORE;
         if received < kept && wants_it {
             return Err(Error::Lost { connection: self.id, wanted: received, kept });
@@ -489,8 +490,8 @@ impl Connection {
         if self.link == Link::Up { floor.clamp(queue.start(), queue.end()) } else { queue.start() }
     }
 
-    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough, and
-    /// `causes` what the bytes depend on: none, while that is more than a frame takes.
+    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer
+    /// need not keep, if that is news enough, and `causes` what the bytes depend on: none, while that is more than a frame takes.
     pub(crate) fn begin_frame(&mut self, job: JobId, payload: &PayloadLog, causes: Option<(&Causes, &Journal)>) {
         let unsent = self.outgoing.unsent();
         if unsent == 0 || !self.outgoing.framer.is_idle() {

@@ -54,8 +54,8 @@ impl Failure {
         matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
     }
 
-    /// Whether re-execution diverges from the log, or has diverged: a peer has bytes that this process has not sent again, or has itself done otherwise than before and
-    /// greets with what contradicts that. Which of the two it was cannot be told here.
+    /// Whether re-execution diverges from the log, or has diverged: a peer has bytes that this process has not sent again, or has
+    /// itself done otherwise than before and greets with what contradicts that. Which of the two it was cannot be told here.
     pub fn is_divergence(&self) -> bool {
         match self {
             Failure::Observer(error) => {

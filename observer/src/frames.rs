@@ -1,11 +1,11 @@
 //! Frames on the link of a connection ([`radic_wire::link_frame`]): how the bytes of the program are put into them, and taken out.
 //!
-//! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into the buffer of the program, and moved together
-//! there over the headers between; only a part of a header is held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
-//! header, and nothing for the program.
+//! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into
+//! the buffer of the program, and moved together there over the headers between; only a part of a header is held here. So what is
+//! readable stays the kernel's affair, but for one case: a read may bring a part of a header, and nothing for the program.
 //!
-//! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with the same system call, and waits here for the call of
-//! the program that takes it ([`Deframer::ahead_room`]).
+//! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with
+//! the same system call, and waits here for the call of the program that takes it ([`Deframer::ahead_room`]).
 
 use std::fmt;
 

@@ -35,8 +35,8 @@ pub struct Ship<'a> {
     pub causes: Option<NewCauses<'a>>,
 }
 
-/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: this many threads, and as much for each. Only such outcomes are short, what is
-/// ready is recorded at once.
+/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: this many threads, and
+/// as much for each. Only such outcomes are short, what is ready is recorded at once.
 pub const RESERVE: usize = 64 * 128;
 
 /// A place in the table of threads.
@@ -61,7 +61,8 @@ struct Thread {
 }
 
 impl Thread {
-    /// When a send was last taken whole of which the log says nothing, after an outcome that stood after `own` bytes of this thread, and after `recorded` bytes of all.
+    /// When a send was last taken whole of which the log says nothing, after an outcome that stood after `own` bytes of this
+    /// thread, and after `recorded` bytes of all.
     fn taken_after(&self, own: Option<u64>, recorded: u64) -> Option<(u64, u64)> {
         self.taken.filter(|(all, at)| own.map_or(*all > recorded, |own| *at > own))
     }
@@ -153,8 +154,9 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for this many threads at once; the process's first one has begun. No outcome's code may be longer
-    /// than `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
+    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for this many threads at once; the
+    /// process's first one has begun. No outcome's code may be longer than `longest` bytes ([`limits::DETERMINANT`] unless
+    /// readiness sets are kept smaller).
     ///
     /// # Panics
     /// If the ring could not hold two of the longest codes, or more than one message carries.
@@ -209,8 +211,9 @@ impl Journal {
         Span { start: self.ring.start(), end: self.ring.end() }
     }
 
-    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that waits meanwhile, for a node's answer or for a signal, there is
-    /// still room ([`RESERVE`]), also if others fill the journal, or the next log holds less of it.
+    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that
+    /// waits meanwhile, for a node's answer or for a signal, there is still room ([`RESERVE`]), also if others fill the journal,
+    /// or the next log holds less of it.
     pub fn has_room(&self) -> bool {
         (self.end() - self.stable) as usize + self.scratch.len() <= self.capacity
     }
@@ -392,10 +395,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in the log: how often nothing was found, times
-    /// that the rule gave, and that sends were taken that would have failed with less room. So these are recorded now, and repeated after a death whether or not a peer waits for
-    /// what this process sends. What there is no room for is left for the next call: the gate is shut until there is. If a reading was recorded: of which clock, and how many
-    /// that were not came before it.
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in
+    /// the log: how often nothing was found, times that the rule gave, and that sends were taken that would have failed with less
+    /// room. So these are recorded now, and repeated after a death whether or not a peer waits for what this process sends. What
+    /// there is no room for is left for the next call: the gate is shut until there is. If a reading was recorded: of which
+    /// clock, and how many that were not came before it.
     pub(crate) fn record_choices(&mut self, thread: u32) -> Result<Option<(u32, u64)>, Error> {
         // The reading comes after the last empty outcome: that would have made it none.
         let reading = self.thread_at(thread)?.reading.map(|reading| (reading, self.since(thread, reading.at)));

@@ -62,7 +62,8 @@ pub struct Config {
     pub causes: Option<causes::Bounds>,
     /// What is received from processes of the job stays with its senders, until an image covers it.
     pub payload_stays: bool,
-    /// Bytes of a connection that no socket has taken yet, at most, where sends do not wait: a part of a longer one is taken. Programs go slower by that, as kernels have them do.
+    /// Bytes of a connection that no socket has taken yet, at most, where sends do not wait: a part of a longer one is taken.
+    /// Programs go slower by that, as kernels have them do.
     pub unsent: u64,
 }
 
@@ -273,8 +274,9 @@ impl Observer {
         self.journal.end_thread(thread);
     }
 
-    /// What this incarnation has done towards the next outcome of its log, or, where that is over, towards Gate B: bytes sent again, and received. It grows only as long as
-    /// re-execution gets on, and is bounded: what a process sends that goes another way does not count.
+    /// What this incarnation has done towards the next outcome of its log, or, where that is over, towards Gate B: bytes sent
+    /// again, and received. It grows only as long as re-execution gets on, and is bounded: what a process sends that goes another
+    /// way does not count.
     pub fn done_again(&self) -> u64 {
         let Some(replay) = &self.replay else { return 0 };
         let taken: u64 = self.table.iter().map(|(_, c)| c.incoming.taken - c.incoming.consumed).sum();
@@ -364,8 +366,8 @@ impl Observer {
         self.replay.is_none() || self.resumed
     }
 
-    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing, and one of its threads may have read the
-    /// clock more often. The log is over all the same.
+    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that
+    /// there is nothing, and one of its threads may have read the clock more often. The log is over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
         loop {
             self.pass_readings()?;
@@ -385,7 +387,8 @@ impl Observer {
         self.replay.as_ref().and_then(Replay::outcome).ok_or(Error::Protector("the log changed under replay"))
     }
 
-    /// The bytes of the outcome that is next, which answers `ask`, into `room`. Returns how many. `another` and `less`: what is said of an outcome without such bytes, and of too little room.
+    /// The bytes of the outcome that is next, which answers `ask`, into `room`. Returns how many. `another` and `less`: what is
+    /// said of an outcome without such bytes, and of too little room.
     fn serve_bytes(&mut self, ask: Ask, room: &mut [u8], another: &'static str, less: &'static str) -> Result<usize, Error> {
         let bytes = match self.outcome()? {
             outcome @ (Determinant::Input { bytes } | Determinant::Kernel { bytes, .. }) if ask.fits(&outcome) => bytes,

@@ -1,8 +1,8 @@
 //! One stream that a process prints: standard output or standard error, exactly once as far as the process goes (G3).
 //!
-//! What the process has written is counted, and its last bytes are kept, because the pipe's other end may be lost with the node before it has passed them on. The copy
-//! travels in the image. A process that is restored from it first writes that copy once more into its new pipe. [`Output::offset`] says where the copy begins in the
-//! stream, so the host drops what it knows.
+//! What the process has written is counted, and its last bytes are kept, because the pipe's other end may be lost with the node
+//! before it has passed them on. The copy travels in the image. A process that is restored from it first writes that copy once
+//! more into its new pipe. [`Output::offset`] says where the copy begins in the stream, so the host drops what it knows.
 //!
 //! A value without a pipe: the caller says what the pipe has taken, and writes what it is told.
 

@@ -52,8 +52,9 @@ pub struct PayloadLog {
     line: Option<u32>,
 }
 
-/// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these would give them to the next incarnation, which may
-/// have to go another way. So they are shipped when the journal is stable that far.
+/// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these
+/// would give them to the next incarnation, which may have to go another way. So they are shipped when the journal is stable that
+/// far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Closed {
     /// Units before this may be shipped.

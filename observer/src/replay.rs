@@ -21,11 +21,12 @@ use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall};
 use crate::error::Error;
 use crate::journal::{Journal, Left, Stood};
 
-/// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in a program that goes by the clock another
-/// thread may wait for what this one does next. The caller waits about half a millisecond each time.
+/// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in
+/// a program that goes by the clock another thread may wait for what this one does next. The caller waits about half a
+/// millisecond each time.
 const TURNS: u32 = 20_000;
-/// The same for a reading of a clock that is in the log further on: then it is told what the log has. Its thread may hold a lock that another thread needs to come to the outcome that
-/// is next, and what it is told depends on no other outcome.
+/// The same for a reading of a clock that is in the log further on: then it is told what the log has. Its thread may hold a lock
+/// that another thread needs to come to the outcome that is next, and what it is told depends on no other outcome.
 const READING_TURNS: u32 = 20;
 
 /// What the program asks for.
@@ -147,7 +148,8 @@ pub enum Served {
     Turn,
     /// The log must be fetched further: [`Replay::wanted`].
     Fetch,
-    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last one, and that is recorded after this many readings.
+    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last
+    /// one, and that is recorded after this many readings.
     Early(i64, u64),
     /// The log is over.
     Over,
@@ -173,8 +175,8 @@ impl Head {
         journal.sent() >= self.sent
     }
 
-    /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it has found nothing as often as then, and
-    /// has sent as much.
+    /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it
+    /// has found nothing as often as then, and has sent as much.
     fn is_reached(&self, journal: &Journal, thread: u32, sends: bool) -> bool {
         let has_sent = self.own.is_none_or(|own| journal.sent_by(thread) >= own);
         if sends { has_sent } else { journal.empties(thread) >= self.empties }
@@ -415,7 +417,8 @@ impl Replay {
 
     fn find_ahead(&self, journal: &Journal, thread: u32) -> Ahead {
         let (mut at, mut before) = (self.at, self.thread);
-        // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has sent since: so it does not wait there.
+        // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has
+        // sent since: so it does not wait there.
         let (mut empties, mut own, mut nothing) = (0u64, 0, None);
         let (skipped, mut passed) = (journal.clocks.skipped(thread), [0u64; CLOCKS]);
         while at < self.filled
@@ -479,8 +482,8 @@ impl Replay {
         has_turns
     }
 
-    /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other threads may have had outcomes in the midst
-    /// of that call, after some of its bytes.
+    /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other
+    /// threads may have had outcomes in the midst of that call, after some of its bytes.
     pub(crate) fn part_ahead(&self, thread: u32) -> usize {
         match self.ahead {
             Some((of, Ahead::Here(_, Kind::Send(_, taken)))) if of == thread => taken as usize,
@@ -576,8 +579,9 @@ impl Replay {
             Ahead::Coming => true,
             // It was made before a call that has an outcome in the log, and is not there itself.
             Ahead::Nothing(_) => false,
-            // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known when the others have had their outcomes, as far as
-            // they do not need what this thread sends next, or a lock that it holds.
+            // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known
+            // when the others have had their outcomes, as far as they do not need what this thread sends next, or a lock that it
+            // holds.
             Ahead::Unknown if self.next_position() == self.end => gate_a && self.turns < READING_TURNS,
             Ahead::Unknown => true,
         };

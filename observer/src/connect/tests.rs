@@ -354,7 +354,8 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
 }
 
-/// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation greets no peer as one that has received nothing.
+/// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation
+/// greets no peer as one that has received nothing.
 #[test]
 fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
     let mut one = Caller::new(false);

@@ -143,9 +143,9 @@ impl Table {
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
-        // A peer that has forgotten the connection, or has left, says nothing. It forgets only a connection that was closed here in an image, after the last byte.
-        // Bytes that a departed peer had received are still sent again: other processes may have learned from it what it did with
-        // them.
+        // A peer that has forgotten the connection, or has left, says nothing. It forgets only a connection that was closed here
+        // in an image, after the last byte. Bytes that a departed peer had received are still sent again: other processes may
+        // have learned from it what it did with them.
         let is_forgotten =
             |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there && c.outgoing.end() >= c.outgoing.peer_has);
         self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))

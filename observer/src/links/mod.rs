@@ -8,8 +8,8 @@
 //! - *Greetings* say how far either side is; what they mean for the streams is decided in [`crate::connection`]. G1 holds for them, too: a greeting
 //!   says what was received, so it waits until the gate is open.
 //!
-//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means, `under_way` the first link of a connection whose `connect`
-//! has not waited for it.
+//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means,
+//! `under_way` the first link of a connection whose `connect` has not waited for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -258,8 +258,9 @@ impl Links {
         Ok(())
     }
 
-    /// Ranks of the job are lost, and what others know of them is collected: what is answered. Nothing more is received of what the lost incarnations have sent, and no program is
-    /// told that there is something: it would depend on what may not be known any more.
+    /// Ranks of the job are lost, and what others know of them is collected: what is answered. Nothing more is received of what
+    /// the lost incarnations have sent, and no program is told that there is something: it would depend on what may not be known
+    /// any more.
     pub fn handle_collect(&mut self, cx: &mut Context<'_>, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
         let held = cx.observer.handle_collect(lost);
         self.break_dropped(cx);

@@ -143,7 +143,8 @@ fn the_acceptor_calls_and_the_opener_dials() {
     assert!(installed(&actions).answer.is_some() && !other.links.is_any_down());
 }
 
-/// The opener goes back to before its `connect` and makes the connection once more. The acceptor accepted it long ago, so nobody reads the first greeting in its backlog.
+/// The opener goes back to before its `connect` and makes the connection once more. The acceptor accepted it long ago, so nobody
+/// reads the first greeting in its backlog.
 #[test]
 fn an_acceptor_that_knows_an_earlier_incarnation_is_heard() {
     let (mut one, mut other, slot, there) = pair();

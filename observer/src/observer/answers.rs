@@ -14,8 +14,8 @@ pub enum Wait {
     Outbox,
     /// Bytes of the stream, an event on the descriptors, a new link: what the program itself waits for.
     Event,
-    /// The calls of other threads come first: let them make theirs, without the layer, and ask again after at most half a millisecond. A call that does not wait waits for
-    /// this, too.
+    /// The calls of other threads come first: let them make theirs, without the layer, and ask again after at most half a
+    /// millisecond. A call that does not wait waits for this, too.
     Turn,
     /// More of the log: [`Observer::wanted_log`](super::Observer::wanted_log).
     Log,
@@ -125,7 +125,8 @@ pub enum Ready {
 /// The answer to the calls that give a socket an address, or look for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Address {
-    /// Find out, and tell what came of it ([`Observer::handle_outcome`](super::Observer::handle_outcome), [`Observer::handle_failed`](super::Observer::handle_failed)).
+    /// Find out, and tell what came of it ([`Observer::handle_outcome`](super::Observer::handle_outcome),
+    /// [`Observer::handle_failed`](super::Observer::handle_failed)).
     Live,
     /// As it was then: the socket's own address; the process that listens at the target, if that is a protected one.
     Again(std::net::SocketAddr, Option<ProcessId>),
@@ -138,7 +139,8 @@ pub enum Address {
 /// The answer to a `read` of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// Read from the system, at most [`limits::INPUT`](radic_wire::limits::INPUT) bytes, and tell [`Observer::handle_input`](super::Observer::handle_input); while the gate is shut the caller waits first.
+    /// Read from the system, at most [`limits::INPUT`](radic_wire::limits::INPUT) bytes, and tell
+    /// [`Observer::handle_input`](super::Observer::handle_input); while the gate is shut the caller waits first.
     Live,
     /// This many recorded bytes are in the caller's room; 0: the end.
     Again(usize),

@@ -138,8 +138,9 @@ impl Observer {
         self.table.handle_greeting((&mut self.outbox, &self.payload), me, greeting, phase, held)
     }
 
-    /// A greeting came on a socket that the program's listener has accepted; its node has named `called` as the connection. Whether the socket is that connection's link. Two threads of
-    /// the opener may have called at once: only the greeting says which connection this is. An answer is wanted by reconnections only, which do not come to a listener of the program.
+    /// A greeting came on a socket that the program's listener has accepted; its node has named `called` as the connection.
+    /// Whether the socket is that connection's link. Two threads of the opener may have called at once: only the greeting says
+    /// which connection this is. An answer is wanted by reconnections only, which do not come to a listener of the program.
     pub fn handle_first_greeting(&mut self, called: ConnectionId, greeting: &Greeting) -> Result<bool, Error> {
         if greeting.connection.opener != called.opener {
             return Ok(false);

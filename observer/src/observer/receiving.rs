@@ -60,8 +60,8 @@ impl Observer {
         Ok(Receive::End)
     }
 
-    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading it is told so whether that is so or not, and
-    /// nothing is consumed: the peer may not have ended yet.
+    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading
+    /// it is told so whether that is so or not, and nothing is consumed: the peer may not have ended yet.
     fn end_received(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
         let stays = connection.stays_with_senders(&self.payload, self.me.job);
@@ -187,8 +187,9 @@ impl Observer {
         Ok(Some(total as usize))
     }
 
-    /// The socket of the link of `slot`, which is up, is readable. Before the program is told so, the header in front of its bytes is taken, and what they depend on is kept. `along`:
-    /// bytes that follow are taken along. `read` takes bytes without waiting and says how many, none at an end or error, or that there are none yet.
+    /// The socket of the link of `slot`, which is up, is readable. Before the program is told so, the header in front of its
+    /// bytes is taken, and what they depend on is kept. `along`: bytes that follow are taken along. `read` takes bytes without
+    /// waiting and says how many, none at an end or error, or that there are none yet.
     #[inline]
     pub fn look_past_header(
         &mut self,
@@ -336,8 +337,8 @@ impl Observer {
         Ok(Some(len as usize))
     }
 
-    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log or some that were read ahead, the stream's end, or that the program
-    /// reads no more.
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log or some that were read
+    /// ahead, the stream's end, or that the program reads no more.
     pub fn is_readable(&self, slot: Slot) -> bool {
         let has = |i: &Incoming| i.in_log() > 0 || i.finish == Some(i.taken) || i.shut;
         self.table.get(slot).is_some_and(|connection| has(&connection.incoming)) || self.has_ahead(slot)

@@ -18,16 +18,17 @@ const EAGAIN: u32 = 11;
 const EPIPE: u32 = 32;
 
 impl Observer {
-    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes. A program that polls is told so when half of what may wait for the socket is
-    /// free, as the kernel does: not for each piece.
+    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes. A program that
+    /// polls is told so when half of what may wait for the socket is free, as the kernel does: not for each piece.
     pub fn has_room(&self, slot: Slot) -> bool {
         let is_behind = |connection: &Connection| connection.outgoing.unsent() > self.most_unsent / 2;
         let has_room = |connection: &Connection| self.outbox.room(&connection.outgoing.queue) > 0 && !is_behind(connection);
         self.table.get(slot).is_none_or(has_room)
     }
 
-    /// Bytes that a send which does not wait is taken of: a part, or none, while much waits for the socket of this connection. Otherwise a long message would be kept as a whole before its
-    /// receiver has any of it, and no image of the receiver would make room for the rest.
+    /// Bytes that a send which does not wait is taken of: a part, or none, while much waits for the socket of this connection.
+    /// Otherwise a long message would be kept as a whole before its receiver has any of it, and no image of the receiver would
+    /// make room for the rest.
     fn most_taken(&self, connection: &Connection) -> usize {
         usize::try_from(self.most_unsent.saturating_sub(connection.outgoing.unsent())).unwrap_or(usize::MAX)
     }
@@ -71,8 +72,9 @@ impl Observer {
         }
     }
 
-    /// As [`Observer::send`] of this many bytes in one call, if they are taken at once, all of them. The caller lets them leave from where they are, and has [`Observer::fill`] put
-    /// them where they are kept: their receiver takes them meanwhile. All of them are there before anything else happens. None: [`Observer::send`] is to be asked.
+    /// As [`Observer::send`] of this many bytes in one call, if they are taken at once, all of them. The caller lets them leave
+    /// from where they are, and has [`Observer::fill`] put them where they are kept: their receiver takes them meanwhile. All of
+    /// them are there before anything else happens. None: [`Observer::send`] is to be asked.
     pub fn send_whole(&mut self, thread: u32, fd: u32, bytes: usize, blocking: bool) -> Result<Option<Place>, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
         let outgoing = &connection.outgoing;
@@ -189,7 +191,8 @@ impl Observer {
         Ok(if part == 0 { Send::Failed(EAGAIN) } else { Send::Taken { len, whole: true } })
     }
 
-    /// The gate of bytes on a link. What they depend on goes with them to a process of this job, unless it is too much: then this process's own log is waited for, and answers for it.
+    /// The gate of bytes on a link. What they depend on goes with them to a process of this job, unless it is too much: then this
+    /// process's own log is waited for, and answers for it.
     fn gate_of_send(&self, fd: u32) -> Result<Gate, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
         Ok(match &self.causes {
@@ -254,9 +257,11 @@ impl Observer {
         }
     }
 
-    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the rest of what this process has sent, and until they
-    /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
-    /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
+    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the
+    /// rest of what this process has sent, and until they have it re-execution finds nothing and has all that it sends taken
+    /// (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends were taken. The
+    /// same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the
+    /// log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
         self.pass_loose()?;
         if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
