@@ -1,8 +1,9 @@
 //! The children of the program, and what becomes of them for it when it is brought back.
 //!
-//! Children are not protected: a death of the node takes them along, and a restart brings back their parent alone. To the parent they have ended, each by SIGKILL, as a parent
-//! learns it of any child: by SIGCHLD, and by what `wait` and its kin say. A server that looks after its workers starts new ones then; without that it would wait forever for
-//! children that are not there, and its callers would wait with it.
+//! Children are not protected: a death of the node takes them along, and a restart brings back their parent alone. To the parent
+//! they have ended, each by SIGKILL, as a parent learns it of any child: by SIGCHLD, and by what `wait` and its kin say. A server
+//! that looks after its workers starts new ones then; without that it would wait forever for children that are not there, and its
+//! callers would wait with it.
 //!
 //! A process that catches up is told only when it is live: its recorded run still had those children. Only a `wait` that waits is
 //! told at once, because in the recorded run it returned. Atomics alone, because a handler of SIGCHLD may come at any moment.

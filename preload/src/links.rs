@@ -138,8 +138,8 @@ impl Layer {
         }
     }
 
-    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For all else it is enough that the next message finds
-    /// that the node is gone.
+    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For
+    /// all else it is enough that the next message finds that the node is gone.
     pub(crate) fn tell_node(&mut self, message: &ToNode) {
         if let Err(error) = self.node.send(message)
             && matches!(message, ToNode::Finished { .. } | ToNode::Ended { .. } | ToNode::Where { .. })
@@ -379,8 +379,8 @@ impl Layer {
         self.end_lingering(slot);
     }
 
-    /// A connection that is new here has come to the door: the program gets it by its next `accept`. Until then it is out of the way of the program's descriptors:
-    /// when it came is no outcome, and which numbers the program gets must not depend on it.
+    /// A connection that is new here has come to the door: the program gets it by its next `accept`. Until then it is out of the
+    /// way of the program's descriptors: when it came is no outcome, and which numbers the program gets must not depend on it.
     fn arrive(&mut self, connection: ConnectionId, socket: OwnedFd, ends: Option<Ends>) {
         let peer = rustix::net::getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
         let peer = ends.map(|ends| ends.from).or(peer);

@@ -322,7 +322,8 @@ pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     peer(fd).map(|(_, user)| user)
 }
 
-/// The process and the user at the other end of a unix socket. (Not by rustix: the process is 0 if it is in another pid namespace, which rustix does not allow for.)
+/// The process and the user at the other end of a unix socket. (Not by rustix: the process is 0 if it is in another pid
+/// namespace, which rustix does not allow for.)
 pub fn peer(fd: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

@@ -55,8 +55,9 @@ macro_rules! hooks {
     };
 }
 
-/// A function of the C library of which the hook gets the return address, too, in the register after those of the function's arguments. Only assembler knows that
-/// address, so these are not declared by redhook, and [`crate::real`] finds what is behind them.
+/// A function of the C library of which the hook gets the return address, too, in the register after those of the function's
+/// arguments. Only assembler knows that address, so these are not declared by redhook, and [`crate::real`] finds what is behind
+/// them.
 macro_rules! with_caller {
     ($name:ident => $hook:path, $register:literal) => {
         #[unsafe(no_mangle)]

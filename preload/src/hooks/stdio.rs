@@ -236,8 +236,9 @@ unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_i
     if done < length { -1 } else { length }
 }
 
-/// A function with a variable number of arguments, which redhook cannot declare (the module [`super`] shows it): makes the list of them (System V ABI for x86-64: how many bytes of integer and of vector registers are
-/// used, where the others lie on the stack, where the registers were saved) and calls the function that takes the list.
+/// A function with a variable number of arguments, which redhook cannot declare (the module [`super`] shows it): makes the list
+/// of them (System V ABI for x86-64: how many bytes of integer and of vector registers are used, where the others lie on the
+/// stack, where the registers were saved) and calls the function that takes the list.
 macro_rules! variadic {
     ($name:ident => $function:path, $named:literal, $register:literal) => {
         #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
-//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one. A peer that listened somewhere may have left when it
-//! catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process is told what it was told, and its sockets have what this
-//! machine has to give.
+//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one. A peer that listened
+//! somewhere may have left when it catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process
+//! is told what it was told, and its sockets have what this machine has to give.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;

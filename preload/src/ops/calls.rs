@@ -28,7 +28,8 @@ pub fn may_be_lost(fd: i32) -> bool {
 }
 
 impl Calls {
-    /// The program has called on `fd`. `is_open`: it was told that the call is under way; `is_again`: that is what it was told then, in replay, and nothing is under way now.
+    /// The program has called on `fd`. `is_open`: it was told that the call is under way; `is_again`: that is what it was told
+    /// then, in replay, and nothing is under way now.
     pub fn handle_called(&mut self, fd: i32, is_open: bool, is_again: bool) {
         self.open.remove(&fd);
         self.lost.remove(&fd);

@@ -295,8 +295,8 @@ fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, 
     Ok((layer, result))
 }
 
-/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket that does not listen. What the program is told of
-/// the call; the rest is in its socket.
+/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket
+/// that does not listen. What the program is told of the call; the rest is in its socket.
 pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
     let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

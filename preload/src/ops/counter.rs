@@ -1,9 +1,10 @@
-//! The processor's time stamp counter, which a program reads by an instruction (`--record-tsc`): what it is told is a reading of CLOCK_MONOTONIC_RAW, counted in the
-//! ticks of the machine where the program began.
+//! The processor's time stamp counter, which a program reads by an instruction (`--record-tsc`): what it is told is a reading of
+//! CLOCK_MONOTONIC_RAW, counted in the ticks of the machine where the program began.
 //!
-//! So a reading is recorded and told again as any other of that clock is. The counter itself is not read, for two reasons. While the instruction traps, the thread would have
-//! to allow it and to forbid it again: each changes a control register, which costs microseconds in a virtual machine. And the ticks stay as long as they were
-//! when the process goes on at a machine whose counter has another rate, and the program has measured that rate before.
+//! So a reading is recorded and told again as any other of that clock is. The counter itself is not read, for two reasons. While
+//! the instruction traps, the thread would have to allow it and to forbid it again: each changes a control register, which costs
+//! microseconds in a virtual machine. And the ticks stay as long as they were when the process goes on at a machine whose counter
+//! has another rate, and the program has measured that rate before.
 
 use std::sync::OnceLock;
 

@@ -123,7 +123,8 @@ impl Epoll {
         Some((self.key(index), &self.places[index as usize].watch))
     }
 
-    /// The watch that an outcome means by the number `fd`: the newest, or else the last that has ended. A file that is open under another number may be reported by the number that is closed.
+    /// The watch that an outcome means by the number `fd`: the newest, or else the last that has ended. A file that is open under
+    /// another number may be reported by the number that is closed.
     pub fn meant_by(&self, fd: i32) -> Option<&Watch> {
         let is_it = |watch: &&Watch| watch.fd == fd;
         let ended = || self.ended.iter().rev().map(|index| &self.places[*index as usize].watch).find(is_it);

@@ -73,7 +73,8 @@ const WATCHED: u8 = 1;
 /// In [`NUMBERS`]: a descriptor of the program's own that was not ready as the log has it for [`PATIENCE_NS`]: nothing makes it so any more.
 const GIVEN_UP: u8 = 2;
 
-/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler closes it: what watched it ends later.
+/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler
+/// closes it: what watched it ends later.
 const ENDED: u8 = 4;
 
 /// In [`NUMBERS`]: the program asks about it in a way that the kernel alone can serve: for edges, for one event, or by two numbers.
@@ -252,8 +253,8 @@ fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usiz
 /// Most descriptors of [`wait_for`].
 pub const AT_ONCE: usize = 2 * layer::AWAITED;
 
-/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: forever. Other than with `rustix`, EINTR is always a signal of the program: the
-/// checkpoint engine knows this system call, and makes it again.
+/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: forever. Other
+/// than with `rustix`, EINTR is always a signal of the program: the checkpoint engine knows this system call, and makes it again.
 pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) -> Result<usize, Errno> {
     // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
     let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
