@@ -120,9 +120,11 @@ pub enum Output {
         /// The number of this node's view.
         view: u64,
     },
-    /// Find out over a fresh connection whether this very member answers. Tell [`Membership::handle_probe_reached`](super::Membership::handle_probe_reached) when its
-    /// machine has taken the connection, and [`Membership::handle_probe_result`](super::Membership::handle_probe_result) when it has answered, or when the connection is
-    /// refused or another boot answers. A probe without any result need not be told: this machine knows its own time.
+    /// Find out over a fresh connection whether this very member answers. Tell
+    /// [`Membership::handle_probe_reached`](super::Membership::handle_probe_reached) when its machine has taken the connection,
+    /// and [`Membership::handle_probe_result`](super::Membership::handle_probe_result) when it has answered, or when the
+    /// connection is refused or another boot answers. A probe without any result need not be told: this machine knows its own
+    /// time.
     Probe {
         /// The member.
         member: Peer,

@@ -207,8 +207,8 @@ impl Home {
         self.outcome.is_some()
     }
 
-    /// Whether a rank has ended for good: nothing brings it back. A job that was resumed may end before its ranks are back. They count as ended then, and a protector's order may
-    /// be under way.
+    /// Whether a rank has ended for good: nothing brings it back. A job that was resumed may end before its ranks are back. They
+    /// count as ended then, and a protector's order may be under way.
     pub fn has_left(&self, rank: Rank) -> bool {
         let is_away = self.lost.contains(&rank) || self.protectors.contains_key(&rank);
         self.has_ended(rank) && !self.is_restarting() && !is_away

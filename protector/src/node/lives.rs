@@ -103,8 +103,9 @@ impl Node {
         self.lives.giver(job).is_some_and(|giver| *giver == Giver::Lost)
     }
 
-    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and these commands are not heard any more. A job may have gone
-    /// on though nothing was given here for it: its processes speak as later incarnations than the command.
+    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and
+    /// these commands are not heard any more. A job may have gone on though nothing was given here for it: its processes speak as
+    /// later incarnations than the command.
     pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
         for at in 0..self.lives.0.len() {
             let Life { job, giver: Giver::Node(node, incarnations), .. } = &self.lives.0[at] else { continue };
@@ -147,8 +148,8 @@ impl Node {
     }
 }
 
-/// The job of which a message tells something, or orders something, that holds for one of its lives alone. What commands say counts whenever it comes; questions that change nothing,
-/// too.
+/// The job of which a message tells something, or orders something, that holds for one of its lives alone. What commands say
+/// counts whenever it comes; questions that change nothing, too.
 fn job_in(message: &PeerMessage) -> Option<JobId> {
     match message {
         PeerMessage::ToHome(

@@ -208,8 +208,8 @@ impl Node {
         }
     }
 
-    /// A process that was brought back diverges from its log, or makes no progress in it: why. One that is live already finds out so late that it has no log to try again
-    /// with.
+    /// A process that was brought back diverges from its log, or makes no progress in it: why. One that is live already finds out
+    /// so late that it has no log to try again with.
     pub(super) fn handle_diverged(&mut self, now: Duration, process: ProcessId, why: String) {
         let ProcessId { job, rank } = process;
         let is_doubted = self.replays.remove(&process).is_some_and(|watched| watched.patience.is_some());

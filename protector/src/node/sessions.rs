@@ -140,7 +140,8 @@ impl Node {
         }
     }
 
-    /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have told some node how that ended, and others nothing.
+    /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have
+    /// told some node how that ended, and others nothing.
     pub(super) fn finish_knows<'a>(
         &mut self,
         now: Duration,

@@ -110,9 +110,9 @@ impl Store {
         sets.filter(|set| !set.is_empty()).collect()
     }
 
-    /// A process is lost, and others kept these sets. What of its journal is in them belongs to its log, as far as nothing lacks between; the rest is what that depends on.
-    /// Whatever depends on an outcome of the process keeps all that were before it: so no process that lives needs what comes
-    /// after a gap.
+    /// A process is lost, and others kept these sets. What of its journal is in them belongs to its log, as far as nothing lacks
+    /// between; the rest is what that depends on. Whatever depends on an outcome of the process keeps all that were before it: so
+    /// no process that lives needs what comes after a gap.
     pub fn learn(&mut self, id: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
         self.fence(id, incarnation);
         let Some(process) = self.processes.get(&id).filter(|process| process.is_current()) else { return };

@@ -63,7 +63,8 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Whether another protector has committed an image that is not here, and a process that began with an older one would lack what its peers have forgotten since.
+    /// Whether another protector has committed an image that is not here, and a process that began with an older one would lack
+    /// what its peers have forgotten since.
     pub(super) fn are_behind(&self, committed: Option<u64>) -> bool {
         self.are_final && self.newest().map(|image| image.number) < committed
     }
@@ -112,8 +113,9 @@ impl Images {
         }
     }
 
-    /// Whether the next image should be a whole one: the last increment is about as long as the longest other image of the chain, so increments save nothing, or the chain is longer than
-    /// two times its longest image. A whole one is at least as long as that: of a process whose memory grows the first image says little.
+    /// Whether the next image should be a whole one: the last increment is about as long as the longest other image of the chain,
+    /// so increments save nothing, or the chain is longer than two times its longest image. A whole one is at least as long as
+    /// that: of a process whose memory grows the first image says little.
     pub(super) fn wants_whole(&self) -> bool {
         let lengths: Vec<u64> = self.chain().iter().map(|image| image.content.end()).collect();
         let Some((last, others)) = lengths.split_last() else { return false };

@@ -30,7 +30,8 @@ fn stream(number: u64) -> StreamId {
     StreamId { connection: ConnectionId { opener: speaker(0).process, number }, from_opener: false }
 }
 
-/// A job was suspended and goes on. Its logs here were forgotten, and a process of the life before that still runs says hello: it is told that there is a later one (G4).
+/// A job was suspended and goes on. Its logs here were forgotten, and a process of the life before that still runs says hello: it
+/// is told that there is a later one (G4).
 #[test]
 fn of_a_rank_that_was_resumed_no_earlier_incarnation_is_heard() {
     let mut store = Store::new(CONFIG);
