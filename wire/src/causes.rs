@@ -1,8 +1,9 @@
-//! Determinants that a process depends on and that are not known to be stable, as they travel: in front of the bytes that depend on them ([`crate::link_frame`]), to the
-//! protectors of the processes that depend on them ([`crate::log`]), and to the protector of a process that is lost.
+//! Determinants that a process depends on and that are not known to be stable, as they travel: in front of the bytes that depend
+//! on them ([`crate::link_frame`]), to the protectors of the processes that depend on them ([`crate::log`]), and to the protector
+//! of a process that is lost.
 //!
-//! A process's determinants are one sequence of bytes, its journal. So they are named by a rank and a position. A set of causes is one [`Cause`] behind the other; all of them are
-//! of one job.
+//! A process's determinants are one sequence of bytes, its journal. So they are named by a rank and a position. A set of causes
+//! is one [`Cause`] behind the other; all of them are of one job.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -134,8 +135,9 @@ pub enum NotWhole {
 /// A part of a journal: where it begins, its codes, and whose log keeps it.
 type Part<'a> = (u64, &'a [u8], Rank);
 
-/// What the logs of all ranks of a job keep of each other's journals, at one moment. Each log is closed: what an outcome in it depends on is among its causes, or is stable. So the
-/// journals together with what is kept of them elsewhere are a state that all ranks can be brought to.
+/// What the logs of all ranks of a job keep of each other's journals, at one moment. Each log is closed: what an outcome in it
+/// depends on is among its causes, or is stable. So the journals together with what is kept of them elsewhere are a state that
+/// all ranks can be brought to.
 #[derive(Debug, Default)]
 pub struct Elsewhere<'a> {
     /// By whose journal it is.

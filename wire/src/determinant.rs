@@ -353,7 +353,8 @@ pub enum Determinant<'a> {
     },
     /// A call found nothing, and then the process printed something, which no peer asks it for again. Other empty outcomes are only counted.
     Nothing,
-    /// Something left the process in the same way after sends of this thread that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
+    /// Something left the process in the same way after sends of this thread that do not wait had been taken whole: so they are
+    /// again, whatever room there is. It answers no question.
     Taken,
     /// A clock was read, and the time is not what the rule of readings gives.
     Time {
@@ -381,9 +382,9 @@ pub enum Determinant<'a> {
         /// How many.
         bytes: u64,
     },
-    /// This many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
-    /// ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send at any time, so the sum does not say between which two sends
-    /// of this thread it stands.
+    /// This many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands
+    /// between two sends ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send
+    /// at any time, so the sum does not say between which two sends of this thread it stands.
     Own {
         /// How many.
         bytes: u64,

@@ -227,7 +227,8 @@ impl Default for Epoch {
 }
 
 impl fmt::Display for Epoch {
-    /// `0`, and for a later one `2v17h3f`: the third of the job, begun by the home that took over in view 17; the last two digits are of that protector's number.
+    /// `0`, and for a later one `2v17h3f`: the third of the job, begun by the home that took over in view 17; the last two digits
+    /// are of that protector's number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Epoch::FIRST => f.write_str("0"),

@@ -63,8 +63,9 @@ pub const PMI_NAMES: usize = 1_024;
 pub const READY_FDS: usize = 1_024;
 /// Most images of a chain: a whole one, and increments each on the one before. A restart reads them all, and the engine reads no more than 64.
 pub const LAYERS: usize = 16;
-/// Bytes that a chain of images may always have. Over it a whole image is wanted as soon as the chain is longer than two times its longest image: so neither what
-/// a protector holds of a process, nor what a restart reads, is ever more than a few times its memory.
+/// Bytes that a chain of images may always have. Over it a whole image is wanted as soon as the chain is longer than two times
+/// its longest image: so neither what a protector holds of a process, nor what a restart reads, is ever more than a few times its
+/// memory.
 pub const CHAIN: u64 = 64 << 20;
 /// Bytes of standard input that one outcome holds.
 pub const INPUT: usize = 4 << 10;

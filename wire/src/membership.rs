@@ -232,8 +232,8 @@ impl View {
     }
 }
 
-/// The member as it joins these: a newcomer gets its role. It is a spare only while more than half of the members are nodes: else a cluster whose machines die and come back, one
-/// after the other, would end with spares alone.
+/// The member as it joins these: a newcomer gets its role. It is a spare only while more than half of the members are nodes: else
+/// a cluster whose machines die and come back, one after the other, would end with spares alone.
 fn admitted(mut member: Member, members: &[Member], departed: &[Departed]) -> Member {
     if member.role == Role::Newcomer {
         let has_died = departed.iter().any(|gone| gone.id.name == member.id.name && gone.how == Departure::Died);

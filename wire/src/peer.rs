@@ -163,7 +163,8 @@ pub enum PeerMessage {
     },
     /// From each node that has something of a job that has lost its home, to the new home, until `NewHome` has come from there.
     Adopt(Box<Adoption>),
-    /// From a job's new home, to all members, and once more to each node that sends `Adopt` again: hosts of the job report, nodes of its terminals attach again.
+    /// From a job's new home, to all members, and once more to each node that sends `Adopt` again: hosts of the job report, nodes
+    /// of its terminals attach again.
     NewHome(JobId),
     /// Kill this rank with SIGKILL (`radic inject kill-rank`).
     KillRank(ProcessId),
@@ -173,7 +174,8 @@ pub enum PeerMessage {
     Die,
     /// The whole cluster ends (`radic cluster stop`).
     Shutdown,
-    /// About a job that was resumed: in which of its lives ([`JobSpec::life`]), and the code of the message. A message within would be within a message without end.
+    /// About a job that was resumed: in which of its lives ([`JobSpec::life`]), and the code of the message. A message within
+    /// would be within a message without end.
     OfLife(u64, ByteBuf),
 }
 

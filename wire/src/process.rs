@@ -259,8 +259,8 @@ pub enum ToNode {
         /// The listener's address.
         address: SocketAddr,
     },
-    /// A child of a rank has accepted a connection at an inherited listener: which process is calling? The answer is `Caller`. One that is protected was told to call the
-    /// rank's process, before it was known that the child takes connections.
+    /// A child of a rank has accepted a connection at an inherited listener: which process is calling? The answer is `Caller`.
+    /// One that is protected was told to call the rank's process, before it was known that the child takes connections.
     ChildAccepted {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
@@ -366,8 +366,8 @@ pub enum ToNode {
         /// No image of this process has it any more.
         for_good: bool,
     },
-    /// The program has come to its end, and all that it has printed before is stable. The process waits: others may need again what it has sent. [`FromNode::MayEnd`] says that none
-    /// will.
+    /// The program has come to its end, and all that it has printed before is stable. The process waits: others may need again
+    /// what it has sent. [`FromNode::MayEnd`] says that none will.
     AtEnd(ProgramEnd),
     /// Where is this process now? The answer is `Place`.
     Where {
@@ -389,7 +389,8 @@ pub enum ToNode {
         /// The connection.
         connection: ConnectionId,
     },
-    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has sent is stable. `Leaving` follows.
+    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has
+    /// sent is stable. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {

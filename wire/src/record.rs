@@ -7,9 +7,9 @@
 //! - [`Cover::Encrypted`]: AES-256-GCM of the body, the record's number as nonce, the head as what goes with it.
 //! - [`Cover::Authenticated`]: the body as it is; the tag is BLAKE3's, keyed, over the record's number, the head and the body.
 //!
-//! The cipher is ring's: where the processor has instructions for it (found out at run time) a record of 64 bytes takes 70 ns and one of 64 KiB 6 us, a twentieth and
-//! a ninth of what ChaCha20-Poly1305 of the `chacha20poly1305` crate takes, and for long ones a seventh of AES-256-GCM of the `aes-gcm` crate. BLAKE3 takes 90 ns and
-//! 7 us.
+//! The cipher is ring's: where the processor has instructions for it (found out at run time) a record of 64 bytes takes 70 ns and
+//! one of 64 KiB 6 us, a twentieth and a ninth of what ChaCha20-Poly1305 of the `chacha20poly1305` crate takes, and for long ones
+//! a seventh of AES-256-GCM of the `aes-gcm` crate. BLAKE3 takes 90 ns and 7 us.
 //!
 //! A sender or a receiver has its key in a block aligned to [`SECRET_ALIGN`]. Sealing and opening allocate nothing.
 
@@ -63,8 +63,8 @@ pub enum RecordError {
     AfterLast,
 }
 
-/// All of a sender or receiver that changes with a record, beside what it has buffered. A process that makes an image of itself and seals it on its way must not change
-/// what is in the image meanwhile.
+/// All of a sender or receiver that changes with a record, beside what it has buffered. A process that makes an image of itself
+/// and seals it on its way must not change what is in the image meanwhile.
 #[repr(align(1024))]
 struct Cipher {
     key: Key,

@@ -11,8 +11,9 @@ use crate::limits;
 /// Longest frame, in bytes.
 pub const FRAME: usize = 4 * limits::LOG_CHUNK;
 
-/// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The engine hands the process the number,
-/// which no other process can guess. Once the socket is there, every user may see its name: so both ask the kernel for process and user at the other end.
+/// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The
+/// engine hands the process the number, which no other process can guess. Once the socket is there, every user may see its name:
+/// so both ask the kernel for process and user at the other end.
 pub fn socket_name(launcher: u64) -> String {
     format!("radic-replay-{launcher:016x}")
 }

@@ -1,8 +1,9 @@
 //! A job that is suspended: what is known of it beside the logs and images of its ranks, and the list of the files in which all of it is.
 //!
-//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The key
-//! ([`JobKey::derive_for_suspension`]) is made of the cluster's and no process has it, so what a cluster has not written it does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it
-//! is parsed. It holds the length and the code of each other file.
+//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The
+//! key ([`JobKey::derive_for_suspension`]) is made of the cluster's and no process has it, so what a cluster has not written it
+//! does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it is parsed. It
+//! holds the length and the code of each other file.
 
 use std::net::IpAddr;
 
@@ -47,8 +48,9 @@ pub struct Suspension {
 /// What is further needed for going on with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
-    /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is this incarnation; the command that gives the rank's log to
-    /// its protector speaks as it. So whatever still runs of the last life is refused.
+    /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is
+    /// this incarnation; the command that gives the rank's log to its protector speaks as it. So whatever still runs of the last
+    /// life is refused.
     pub incarnations: Vec<Incarnation>,
 }
 

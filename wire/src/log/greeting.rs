@@ -32,8 +32,8 @@ pub struct Greeting {
     pub received: u64,
     /// The offset up to which the sender's protector holds that direction: bytes before it need not be kept any longer.
     pub stable: u64,
-    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the receiver wanted nothing more in an
-    /// earlier incarnation.
+    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the
+    /// receiver wanted nothing more in an earlier incarnation.
     pub kept: u64,
     /// The offset after the last byte of the sender's own direction, if it has ended that.
     pub finish: Option<u64>,

@@ -103,8 +103,8 @@ pub struct ImageRange {
 pub struct LineMark {
     /// The newest line for which the process had made its image, this one included; 0: none.
     pub newest: u64,
-    /// It is the process's image of that line: it leaves out what peers have received by theirs, so it counts when all ranks have one. Others hold all that is kept for
-    /// peers, and count by themselves.
+    /// It is the process's image of that line: it leaves out what peers have received by theirs, so it counts when all ranks have
+    /// one. Others hold all that is kept for peers, and count by themselves.
     pub joins: bool,
 }
 

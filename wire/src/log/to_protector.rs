@@ -24,7 +24,8 @@ pub enum ToProtector<'a> {
         payload: Span,
         /// The image that is under way on a connection of its own.
         image: Option<u64>,
-        /// The newest image of which a protector has said that it is committed. Where received bytes stay with their senders, these may have forgotten what an older one needs.
+        /// The newest image of which a protector has said that it is committed. Where received bytes stay with their senders,
+        /// these may have forgotten what an older one needs.
         committed: Option<u64>,
     },
     /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
@@ -34,8 +35,8 @@ pub enum ToProtector<'a> {
         /// The codes.
         bytes: &'a [u8],
     },
-    /// The same, with causes that are new to the protector: what the journal depends on from here on. None of the two is held without the other, so neither a log nor what is
-    /// brought back from it depends on what the log cannot produce.
+    /// The same, with causes that are new to the protector: what the journal depends on from here on. None of the two is held
+    /// without the other, so neither a log nor what is brought back from it depends on what the log cannot produce.
     JournalAfter {
         /// Position of the first byte.
         position: u64,
@@ -182,7 +183,8 @@ impl<'a> ToProtector<'a> {
         ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None }
     }
 
-    /// The beginning of an image by itself, whose process depends on no causes, and had made its images of the lines up to `line`. `cut` and `payload` are where its logs stood.
+    /// The beginning of an image by itself, whose process depends on no causes, and had made its images of the lines up to
+    /// `line`. `cut` and `payload` are where its logs stood.
     pub fn image_by_itself(
         image: u64,
         parent: Option<u64>,

@@ -158,7 +158,8 @@ pub enum Query {
         /// The step.
         step: LineStep,
     },
-    /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes that your processes and your log service hold.
+    /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes
+    /// that your processes and your log service hold.
     Causes {
         /// The job.
         job: JobId,
@@ -291,7 +292,8 @@ pub struct LineAnswer {
     pub newest: u64,
     /// It brings a process back, or has not kept its promise: ask again.
     pub is_busy: bool,
-    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have come to their ends. With the incarnation of which that is true.
+    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have
+    /// come to their ends. With the incarnation of which that is true.
     pub has: Vec<(Rank, Incarnation)>,
     /// Ranks that it protects which have images, but none of the line, and are not going to.
     pub lacks: Vec<Rank>,
