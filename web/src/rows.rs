@@ -131,7 +131,8 @@ impl RankRow {
     }
 }
 
-/// In the order that the page knows: node, what it does, health, bytes in and out a second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid.
+/// In the order that the page knows: node, what it does, health, bytes in and out a second, outbox, log, images, last checkpoint,
+/// overhead in per cent, checkpoints, pid.
 impl Serialize for RankRow {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let shown = self.shown.as_ref().map(|shown| {

@@ -1,5 +1,5 @@
-//! Thousands of requests with changed, missing, doubled and foreign bytes, headers and paths, against the real server: it neither ends nor hangs, and tells nothing to those
-//! without a token that is taken.
+//! Thousands of requests with changed, missing, doubled and foreign bytes, headers and paths, against the real server: it neither
+//! ends nor hangs, and tells nothing to those without a token that is taken.
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
