@@ -67,9 +67,9 @@ struct Kept {
 struct Origin {
     /// The newest run of its journal that is kept without a gap.
     run: (u64, u64),
-    /// Its journal is stable up to here.
+    /// The process's journal is stable up to here.
     stable: u64,
-    /// The farthest part of it that ever came.
+    /// The farthest part of the journal that ever came.
     depends: u64,
     /// Set when this process reported what it keeps of a lost process's journal: the next incarnation, and `depends` at that
     /// moment.
@@ -357,7 +357,7 @@ mod tests {
             Side { causes: Causes::new(Rank(rank), bounds), journal: Journal::new(1 << 10, 1, 32) }
         }
 
-        /// It has an outcome.
+        /// The process has an outcome.
         fn record(&mut self) {
             if self.journal.has_room() {
                 self.journal.append(0, &Determinant::Recv { fd: 3, len: 5 }).unwrap();
@@ -372,7 +372,7 @@ mod tests {
             to.record();
         }
 
-        /// Its protector has all that it was sent.
+        /// The process's protector has all that it was sent.
         fn flush(&mut self) {
             self.causes.poll_ship();
             self.journal.poll_ship();

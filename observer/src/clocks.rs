@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(records, 2, "the first reading, and one that shows the step");
     }
 
-    /// Those after it are told as then.
+    /// The readings after it are told as in the recorded run.
     #[test]
     fn a_reading_that_is_not_made_any_more_leaves_the_others_as_they_were() {
         let (mut then, mut again) = (Clocks::new(1), Clocks::new(1));

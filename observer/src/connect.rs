@@ -38,7 +38,8 @@ pub const RETURN: Duration = Duration::from_secs(60);
 /// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says
 /// nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
-/// The same for a call that does not wait: then it is left under way. Long enough for the answer of a machine nearby.
+/// Time that a connection of a call that does not wait may take: then it is left under way. Long enough for the answer of a
+/// machine nearby.
 const MOMENT: Duration = Duration::from_millis(20);
 /// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
 const CALLS: u32 = 100;
@@ -121,20 +122,20 @@ pub enum Outcome {
 /// What has come of a socket that was connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialed {
-    /// It is connected.
+    /// The socket is connected.
     Made,
-    /// It is not, and this `errno` is why.
+    /// The socket is not connected, and this `errno` is why.
     Failed(u32),
-    /// It is under way still; the `errno` that has ended the wait, if it was not the time.
+    /// The call is under way still; the `errno` that has ended the wait, if it was not the time.
     Open(Option<u32>),
 }
 
 /// The addresses of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
-    /// As the program is told it.
+    /// The local address, as the program is told it.
     pub local: SocketAddr,
-    /// As others see it.
+    /// The local address, as others see it.
     pub from: SocketAddr,
 }
 
@@ -143,7 +144,7 @@ pub struct Own {
 pub struct Peer {
     /// Which.
     pub process: ProcessId,
-    /// Where it is now, if it has moved.
+    /// Where the process is now, if it has moved.
     pub at: Option<SocketAddr>,
 }
 
@@ -152,9 +153,9 @@ pub struct Peer {
 pub struct Found {
     /// The protected process that listens there.
     pub peer: Option<Peer>,
-    /// None does, but one that may have listened there is lost, and on its way back.
+    /// No process listens there, but one that may have listened there is lost, and on its way back.
     pub later: bool,
-    /// It is an address of a machine of the cluster.
+    /// The address is one of a machine of the cluster.
     pub in_cluster: bool,
 }
 
@@ -167,13 +168,14 @@ enum Stage {
     Binding,
     /// The nodes are asked which process listens.
     Finding(Own),
-    /// They are to be asked again in a moment.
+    /// The nodes are to be asked again in a moment.
     Resting(Own),
     /// None listens; the program's own connection is to be made.
     Unprotected(Own),
-    /// It is being made; this many processes had come back by then.
+    /// The program's own connection is being made; this many processes had come back by then.
     Calling { own: Own, returned: u64 },
-    /// It is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if they say the same.
+    /// The connection is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if
+    /// they say the same.
     Verifying { own: Own, returned: u64, errno: u32, is_open: bool },
     /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
     Withdrawing,
@@ -183,17 +185,17 @@ enum Stage {
     Reported { own: Own, made: bool, errno: u32 },
     /// The process is known, an outcome; the log is asked what came of the call.
     Known,
-    /// It is to be called.
+    /// The process is to be called.
     Ready,
-    /// It is being called; this many processes had come back by then.
+    /// The process is being called; this many processes had come back by then.
     Dialing { returned: u64 },
-    /// That has led nowhere.
+    /// The call has led nowhere.
     Missed { rests: bool },
     /// A moment is to pass before the next call.
     Breathing,
     /// The connection is there, and is to be greeted.
     Linked,
-    /// It is under way, and is left so.
+    /// The call is under way, and is left so.
     UnderWay,
     /// The descriptor is the connection that is under way; that is to be recorded.
     Left,
@@ -201,7 +203,7 @@ enum Stage {
     Again(Outcome),
     /// The descriptor is the connection; what has come of the call is to be recorded.
     Taken,
-    /// This has come of it.
+    /// The call has come to this.
     Over(Outcome),
 }
 

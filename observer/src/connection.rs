@@ -35,11 +35,11 @@ pub type Me = (ProcessId, Incarnation);
 /// How far this process has come with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Its log still has outcomes to serve.
+    /// The process's log still has outcomes to serve.
     Replaying,
-    /// Its log is over; it waits at Gate B.
+    /// The process's log is over; it waits at Gate B.
     Settled,
-    /// It has caught up: its outcomes are new ones.
+    /// The process has caught up: its outcomes are new ones.
     Live,
 }
 
@@ -96,19 +96,19 @@ pub struct Outgoing {
 pub(crate) enum Refusal {
     #[default]
     None,
-    /// It is, and the program has not been told yet, by this `errno`.
+    /// The program's bytes are refused, and it has not been told yet, by this `errno`.
     Untold(i32),
-    /// It was told: from then on a socket says EPIPE.
+    /// The program was told: from then on a socket says EPIPE.
     Told,
 }
 
 impl Outgoing {
-    /// What is kept of it.
+    /// What is kept of the outgoing stream.
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    /// The same, to be changed.
+    /// What is kept of the outgoing stream, to be changed.
     pub(crate) fn queue_mut(&mut self) -> &mut Queue {
         &mut self.queue
     }
@@ -269,11 +269,11 @@ impl Incoming {
 /// One connection.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// Its identifier.
+    /// The connection's identifier.
     pub id: ConnectionId,
     /// The other end.
     pub peer: ProcessId,
-    /// Whether this process opened it.
+    /// Whether this process opened the connection.
     pub opened_here: bool,
     pub(crate) fd: Option<u32>,
     pub(crate) link: Link,
@@ -332,7 +332,7 @@ impl Connection {
         self.forgettable.1
     }
 
-    /// Its peer has never heard of it, and never will: it was closed or refused while its `connect` was under way.
+    /// The peer has never heard of this connection, and never will: it was closed or refused while its `connect` was under way.
     pub(crate) fn is_unheard_of(&self) -> bool {
         self.gone_there && self.attempt.is_none()
     }
@@ -382,7 +382,7 @@ impl Connection {
         &self.outgoing
     }
 
-    /// The same, to be changed.
+    /// The outgoing direction, to be changed.
     pub(crate) fn outgoing_mut(&mut self) -> &mut Outgoing {
         &mut self.outgoing
     }

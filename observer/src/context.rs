@@ -12,7 +12,7 @@ use crate::{Error, Observer};
 /// Why a process cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Its own observer says so.
+    /// The process's own observer says so.
     #[error(transparent)]
     Observer(#[from] Error),
     /// A greeting contradicts what is known.
@@ -20,7 +20,7 @@ pub enum Failure {
     Greeting {
         /// The process that greets.
         process: ProcessId,
-        /// Its incarnation.
+        /// The incarnation of the process that greets.
         incarnation: Incarnation,
         /// What is wrong.
         error: Error,

@@ -261,7 +261,7 @@ impl Deframer {
         &self.causes[..self.complete()]
     }
 
-    /// They are kept.
+    /// The causes are kept.
     pub fn handle_kept(&mut self) {
         let complete = self.complete();
         self.causes.drain(..complete);

@@ -42,21 +42,21 @@ pub const RESERVE: usize = 64 * 128;
 /// A place in the table of threads.
 #[derive(Debug, Clone, Copy, Default)]
 struct Thread {
-    /// Follows from which thread created it, and as which of its threads; 0: the process's first one.
+    /// The thread's name: it follows from which thread created it, and as which of its threads; 0: the process's first one.
     name: u64,
     /// Whether the thread has not ended. A place of a thread that has ended is used again.
     alive: bool,
-    /// What the log calls it, if it had an outcome.
+    /// The number by which the log calls the thread, if it had an outcome.
     number: Option<u32>,
-    /// Empty outcomes since its last outcome.
+    /// Empty outcomes since the thread's last outcome.
     empties: u64,
-    /// Bytes that it has sent since its last outcome.
+    /// Bytes that the thread has sent since its last outcome.
     sent: u64,
-    /// What [`Journal::all_sent`] was at the last one, and what `sent` was.
+    /// What [`Journal::all_sent`] was at the last empty outcome, and what `sent` was.
     at: (u64, u64),
     /// A reading of a clock that the rule gave, if nothing else has come of a call since.
     reading: Option<Reading>,
-    /// The same two sums when a send of this thread that does not wait was last taken whole, if the log does not say that it was.
+    /// The two sums of `at` when a send of this thread that does not wait was last taken whole, if the log does not say that it was.
     taken: Option<(u64, u64)>,
 }
 
@@ -361,7 +361,7 @@ impl Journal {
         self.append_between(thread, outcome, bytes, bytes)
     }
 
-    /// The same, if not all of these bytes are the thread's own.
+    /// Records an outcome that stands before the last `bytes` sent, of which `own_bytes` are the thread's own.
     fn append_between(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64, own_bytes: u64) -> Result<(), Error> {
         let Thread { name, number, empties, sent: own, .. } = self.thread_at(thread)?;
         let sent = self.sent.saturating_sub(bytes);
@@ -520,7 +520,7 @@ impl Journal {
         is_any.then(|| self.ship())
     }
 
-    /// The same, perhaps without bytes.
+    /// What is to be shipped now, perhaps without bytes; it counts as shipped.
     pub(crate) fn ship(&mut self) -> Ship<'_> {
         let (position, end) = (self.shipped, self.end());
         self.shipped = end;

@@ -117,7 +117,7 @@ pub struct Observer {
     checkpoints: Checkpoints,
     /// While this incarnation catches up.
     replay: Option<Replay>,
-    /// It has printed something after its log was over and before it was live: from there on its journal is its own.
+    /// The process has printed something after its log was over and before it was live: from there on its journal is its own.
     resumed: bool,
     /// Outcomes that this incarnation was served from its log.
     replayed: u64,
@@ -145,7 +145,7 @@ impl Observer {
         Observer::begins_at(me, incarnation, 0, config)
     }
 
-    /// The same, with a journal from this position on.
+    /// The observer of a process that begins as this incarnation, with a journal from this position on.
     pub fn begins_at(me: ProcessId, incarnation: Incarnation, journal: u64, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
         table.begin(me.job, incarnation.epoch);

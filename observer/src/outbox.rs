@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// A stream may take this many times what it leaves free, where recovery lines free the outbox.
 const SHARE_WITH_LINES: usize = 7;
-/// Parts for what was sent then by a thread that the log does not name.
+/// Parts for what a thread that the log does not name sent in the recorded run.
 const PARTS_OF_ANY: usize = 2;
 /// Parts for what has to be sent again.
 const PARTS_AGAIN: usize = 2;

@@ -113,7 +113,7 @@ impl PayloadLog {
         self.line
     }
 
-    /// It makes its image of this line.
+    /// The process makes its image of this line.
     pub(crate) fn handle_line(&mut self, line: u32) {
         self.line = self.line.map(|newest| newest.max(line));
     }

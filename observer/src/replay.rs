@@ -25,8 +25,8 @@ use crate::journal::{Journal, Left, Stood};
 /// a program that goes by the clock another thread may wait for what this one does next. The caller waits about half a
 /// millisecond each time.
 const TURNS: u32 = 20_000;
-/// The same for a reading of a clock that is in the log further on: then it is told what the log has. Its thread may hold a lock
-/// that another thread needs to come to the outcome that is next, and what it is told depends on no other outcome.
+/// How often a reading of a clock that is in the log further on is made to wait; then it is told what the log has. Its thread may
+/// hold a lock that another thread needs to come to the outcome that is next, and what it is told depends on no other outcome.
 const READING_TURNS: u32 = 20;
 
 /// What the program asks for.
@@ -79,7 +79,7 @@ pub enum Ask {
         /// Which call.
         call: KernelCall,
     },
-    /// That bytes are taken.
+    /// Whether bytes are taken.
     Send {
         /// The descriptor.
         fd: u32,
@@ -170,13 +170,13 @@ struct Head {
 }
 
 impl Head {
-    /// Gate A: what was sent before it then has been sent again.
+    /// Gate A: what the recorded run had sent before the outcome has been sent again.
     fn is_open(&self, journal: &Journal) -> bool {
         journal.sent() >= self.sent
     }
 
     /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it
-    /// has found nothing as often as then, and has sent as much.
+    /// has found nothing as often as in the recorded run, and has sent as much.
     fn is_reached(&self, journal: &Journal, thread: u32, sends: bool) -> bool {
         let has_sent = self.own.is_none_or(|own| journal.sent_by(thread) >= own);
         if sends { has_sent } else { journal.empties(thread) >= self.empties }
@@ -185,16 +185,16 @@ impl Head {
     /// Whether it was recorded only for what left after it, and what it says has happened once more: it belongs to no call that is still to come.
     fn is_loose(&self, outcome: &Determinant<'_>, journal: &Journal) -> bool {
         let has_happened = match outcome {
-            // Another thread may have sent more than then.
+            // Another thread may have sent more than in the recorded run.
             Determinant::Taken => self.has_sent_own(journal),
-            // Its thread may have found nothing then before its turn, as here.
+            // In the recorded run, too, the outcome's thread may have found nothing before its turn.
             Determinant::Nothing => self.empties(journal) > self.empties,
             _ => false,
         };
         has_happened && self.is_open(journal)
     }
 
-    /// Whether its own thread has sent as much as then, if the log says how much that was.
+    /// Whether the outcome's own thread has sent as much as in the recorded run, if the log says how much that was.
     fn has_sent_own(&self, journal: &Journal) -> bool {
         self.own.is_none_or(|own| journal.sent_of(self.thread, self.begins) >= own)
     }
@@ -256,13 +256,13 @@ impl Kind {
 /// The next outcome of one thread, as far as the log is here.
 #[derive(Debug, Clone, Copy)]
 enum Ahead {
-    /// It is here.
+    /// The outcome is here.
     Here(Head, Kind),
-    /// There is only that it finds nothing, once it has found nothing so often already.
+    /// The log has only that the thread finds nothing, once it has found nothing so often already.
     Nothing(u64),
-    /// It may be in what has not come yet.
+    /// The outcome may be in what has not come yet.
     Coming,
-    /// There is none, or it is too far ahead to be read.
+    /// The log has no more outcome of the thread, or it is too far ahead to be read.
     Unknown,
 }
 
@@ -289,15 +289,15 @@ pub struct Replay {
 /// An outcome that is not asked for: re-execution goes another way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overdue {
-    /// Its position in the journal.
+    /// The outcome's position in the journal.
     pub position: u64,
-    /// The number of its thread.
+    /// The number of the outcome's thread.
     pub thread: u32,
-    /// The call that had it then, in [`CALLS`].
+    /// The call that had the outcome in the recorded run, in [`CALLS`].
     pub call: usize,
-    /// Empty outcomes of that thread since the last outcome, now and then.
+    /// Empty outcomes of that thread since the last outcome: now, and in the recorded run.
     pub empties: (u64, u64),
-    /// Bytes sent since the last outcome, now and then (Gate A).
+    /// Bytes sent since the last outcome: now, and in the recorded run (Gate A).
     pub sent: (u64, u64),
 }
 
@@ -526,7 +526,7 @@ impl Replay {
             return Ok(Served::Outcome);
         }
         if at_its_place && blocking && !sends {
-            // Where a lock is free that was taken then, a thread does not look for how long it is to wait for it.
+            // Where a lock is free that was taken in the recorded run, a thread does not look for how long it is to wait for it.
             if matches!(outcome, Determinant::Time { .. }) && journal.threads() > 1 {
                 return Ok(Served::Missed);
             }
@@ -577,11 +577,11 @@ impl Replay {
             }
             Ahead::Here(_, kind) => is_record(kind),
             Ahead::Coming => true,
-            // It was made before a call that has an outcome in the log, and is not there itself.
+            // The reading was made before a call that has an outcome in the log, and is not there itself.
             Ahead::Nothing(_) => false,
-            // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known
-            // when the others have had their outcomes, as far as they do not need what this thread sends next, or a lock that it
-            // holds.
+            // The record may be further than what is here at once. Or there is none, and this reading may be a new one: that is
+            // known when the others have had their outcomes, as far as they do not need what this thread sends next, or a lock
+            // that it holds.
             Ahead::Unknown if self.next_position() == self.end => gate_a && self.turns < READING_TURNS,
             Ahead::Unknown => true,
         };
@@ -627,7 +627,7 @@ impl Replay {
         })
     }
 
-    /// Whether the image has that call already: it stands between the call and what was printed then.
+    /// Whether the image has that call already: it stands between the call and what the recorded run printed.
     pub fn is_before_image(&self, journal: &Journal) -> bool {
         self.head.is_some_and(|head| head.empties(journal) > head.empties)
     }

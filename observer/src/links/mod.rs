@@ -108,7 +108,7 @@ pub enum Action {
 /// What is done about a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Its socket has ended. The node was asked whether the stream has.
+    /// The link's socket has ended. The node was asked whether the stream has.
     Asked { ask: u64 },
     /// The link is broken; the next step is due then.
     Down { due: Duration },
@@ -116,7 +116,7 @@ enum Stage {
     Placing { ask: u64, since: Duration },
     /// A socket connects to the peer's door, in that incarnation of it.
     Connecting { socket: SocketId, door: SocketAddr, peer: Incarnation, deadline: Duration },
-    /// It is connected; the greeting waits for the gate.
+    /// The socket is connected; the greeting waits for the gate.
     Connected { socket: SocketId, door: SocketAddr, peer: Incarnation },
     /// The greeting was written, the answer has not come. After the deadline the node is asked whether the peer is still there.
     Greeted { socket: SocketId, door: SocketAddr, deadline: Duration, ask: Option<u64> },

@@ -50,7 +50,8 @@ impl Links {
         self.check_invariants();
     }
 
-    /// It will not be, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or is on its way back.
+    /// The link will not be connected, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or
+    /// is on its way back.
     pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, is_there: bool) -> Result<(), Failure> {
         let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };
         let wanted = connection.incoming().wanted();

@@ -79,7 +79,7 @@ pub enum Send {
 pub enum Reading {
     /// Read it, and tell [`Observer::handle_clock`](super::Observer::handle_clock).
     Live,
-    /// What the program was told then, in nanoseconds.
+    /// What the program was told in the recorded run, in nanoseconds.
     Again(i64),
     /// Not yet.
     Wait(Wait),
@@ -90,7 +90,7 @@ pub enum Reading {
 pub enum Accept {
     /// This connection waits: tell [`Observer::handle_accepted`](super::Observer::handle_accepted) on which descriptor the program gets it.
     Offered(ConnectionId),
-    /// The program gets this descriptor, with this address of the peer, as it did then.
+    /// The program gets this descriptor, with this address of the peer, as in the recorded run.
     Again {
         /// The descriptor.
         fd: u32,
@@ -128,7 +128,7 @@ pub enum Address {
     /// Find out, and tell what came of it ([`Observer::handle_outcome`](super::Observer::handle_outcome),
     /// [`Observer::handle_failed`](super::Observer::handle_failed)).
     Live,
-    /// As it was then: the socket's own address; the process that listens at the target, if that is a protected one.
+    /// As in the recorded run: the socket's own address; the process that listens at the target, if that is a protected one.
     Again(std::net::SocketAddr, Option<ProcessId>),
     /// The call failed with this error.
     Failed(u32),

@@ -134,7 +134,7 @@ impl Observer {
         self.handle_received_parts(thread, fd, source, std::iter::once(bytes))
     }
 
-    /// The same for bytes that lie in several buffers of the program: one outcome.
+    /// Tells that bytes were received that lie in several buffers of the program: one outcome.
     pub fn handle_received_parts<'a>(
         &mut self,
         thread: u32,

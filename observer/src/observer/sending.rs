@@ -110,7 +110,7 @@ impl Observer {
         let refusal = outgoing.refusal;
         let errno = match refusal {
             Refusal::None => return Ok(None),
-            // It was taken then, and peers may have what was sent afterwards: it is taken again (Gate B).
+            // In the recorded run the send was taken, and peers may have what was sent afterwards: it is taken again (Gate B).
             _ if !self.settle() => return Ok(None),
             Refusal::Untold(errno) => errno as u32,
             Refusal::Told => EPIPE,
@@ -139,7 +139,7 @@ impl Observer {
         }
     }
 
-    /// The outcome of this send comes after those of other threads, which may depend on what was taken of it then.
+    /// The outcome of this send comes after those of other threads, which may depend on what the recorded run took of it.
     fn send_before_turn(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize) -> Result<Send, Error> {
         let taken = self.replay.as_ref().map_or(0, |replay| replay.part_ahead(thread));
         let part = &bytes[..taken.saturating_sub(done).min(bytes.len())];
@@ -221,7 +221,8 @@ impl Observer {
         let len = skipped
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
                 None => self.outbox.append(queue, rest),
-                // The log is over: this may be more than was sent then, and another thread may need the room for what was.
+                // The log is over: this may be more than the recorded run sent, and another thread may need the room for what it
+                // sent.
                 Some(_) if is_settled => self.outbox.append_settled(queue, rest, had, is_owed),
                 Some(None) => self.outbox.append_again(queue, rest),
                 Some(Some(then)) => {

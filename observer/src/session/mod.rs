@@ -54,7 +54,8 @@ pub enum Action {
     LogIn(SocketAddr),
     /// The connections of the last login are in use from now on, and those before are closed. Say hello on both.
     Use {
-        /// It is another protector than the one that took the log last: the images there, and the one that is under way, are of no use any more.
+        /// The login is at another protector than the one that took the log last: the images there, and the one that is under
+        /// way, are no longer of use.
         is_another: bool,
     },
     /// A checkpoint is wanted.
