@@ -34,25 +34,26 @@ const RANKS_AT_ONCE: usize = 1024;
 /// What a connected command is doing.
 #[derive(Debug)]
 pub(super) enum Client {
-    /// It has said nothing yet.
+    /// The command has said nothing yet.
     New,
-    /// It may make its request.
+    /// The command may make its request.
     Idle,
-    /// Its request waits for the answers of all nodes.
+    /// The command's request waits for the answers of all nodes.
     Gathering,
-    /// It shows a job, as a terminal.
+    /// The command shows a job, as a terminal.
     Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
-    /// It writes a job down whose ranks are stopped, or waits for the end of that job.
+    /// The command writes down a job whose ranks are stopped, or waits for the end of that job.
     Suspending { job: JobId, home: NodeId },
-    /// It gives the logs and images of a suspended job to the protectors, one for each node of the placement.
+    /// The command gives the logs and images of a suspended job to the protectors, one for each node of the placement.
     Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
-    /// It waits for the end of a job that it has asked to be killed.
+    /// The command waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
-    /// It follows events: how far it has those of each node, and the new ones that came before the past ones were gathered.
+    /// The command follows events: how far it has those of each node, and the new ones that came before the past ones were
+    /// gathered.
     Following { sent: BTreeMap<NodeName, Passed>, early: Option<Vec<Event>> },
-    /// It reads what that node holds of a process. `busy` while a read is under way.
+    /// The command reads what that node holds of a process. `busy` while a read is under way.
     Reading { holder: NodeId, process: ProcessId, busy: bool },
-    /// It has its answer.
+    /// The command has its answer.
     Finished,
 }
 

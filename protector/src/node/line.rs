@@ -67,9 +67,9 @@ enum Phase {
     Making { since: Duration, asked: Duration, ready: BTreeSet<Rank> },
     /// The nodes are asked.
     Asking(LineStep),
-    /// They are asked again then.
+    /// The nodes are asked again then.
     Resting(Duration),
-    /// They are asked again then whether the ranks have come to their ends.
+    /// The nodes are asked again then whether the ranks have come to their ends.
     Ending(Duration),
     /// All know that the ranks have come to their ends.
     Over,
@@ -96,7 +96,7 @@ pub(super) struct JobLines {
     /// How many had said so when the nodes were asked.
     asked: u64,
     said: u64,
-    /// It is decided that no rank is brought back: a node remembers it.
+    /// How the job ends, once it is decided that no rank is brought back: a node remembers it.
     end: Option<JobEnd>,
 }
 

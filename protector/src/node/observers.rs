@@ -58,9 +58,9 @@ pub(super) struct Observers {
 /// A process of this node that runs, or ran, under the library.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    /// Its newest observer: after an exec, that of the new program.
+    /// The process's newest observer: after an exec, that of the new program.
     observer: Option<ObserverId>,
-    /// It was told its incarnation: it hears what else it is told.
+    /// The process was told its incarnation: it hears what else it is told.
     pub(super) is_welcome: bool,
     /// The process has joined before: its protector may hold something of it.
     pub(super) known: bool,

@@ -91,7 +91,7 @@ impl Registry {
         self.resumed.insert(job);
     }
 
-    /// It is over.
+    /// The job is over.
     pub fn handle_over(&mut self, job: JobId) {
         self.resumed.remove(&job);
         self.forget_callers(job);

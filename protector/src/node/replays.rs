@@ -38,9 +38,9 @@ const LOOKS: u32 = 8;
 const BUSY: u32 = 100;
 const BUSY_ASKING: u32 = 2;
 
-/// [`Counters::waits`]: it waits for peers that it does not reach.
+/// [`Counters::waits`]: the process waits for peers that it does not reach.
 const OUT_OF_REACH: u64 = 1;
-/// The same: it waits for a peer that catches up itself.
+/// [`Counters::waits`]: the process waits for a peer that catches up itself.
 const CATCHES_UP: u64 = 2;
 
 /// What the kernel says of a process.
@@ -55,7 +55,7 @@ pub struct Activity {
 /// What was seen of a process that is catching up.
 #[derive(Debug)]
 pub(super) struct Watched {
-    /// Its journal: the position of its image, and the end.
+    /// The process's journal: the position of its image, and the end.
     from: u64,
     to: u64,
     /// When it was last seen to make progress, and when to do that or to compute.

@@ -301,7 +301,7 @@ impl Relay {
         (self.waiting, self.mixed) = (waiting, true);
     }
 
-    /// Its host need not keep a piece any more.
+    /// The host of the piece's rank may drop the piece from now on.
     fn take(&mut self, piece: &mut Piece) {
         if !std::mem::replace(&mut piece.taken, true) {
             let progress = self.progress.entry((piece.rank, piece.stream)).or_default();
