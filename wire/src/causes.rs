@@ -90,7 +90,7 @@ pub fn read(set: &[u8]) -> impl Iterator<Item = Result<Cause<'_>, Malformed>> {
     read_with_ends(set).map(|cause| cause.map(|(cause, _)| cause))
 }
 
-/// The same, each with where it ends in the set.
+/// The causes of a set, each with where it ends in the set.
 pub fn read_with_ends(set: &[u8]) -> impl Iterator<Item = Result<(Cause<'_>, usize), Malformed>> {
     let (mut from, mut failed) = (Reader::new(set), false);
     std::iter::from_fn(move || {

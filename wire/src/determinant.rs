@@ -25,7 +25,7 @@ mod tests;
 pub struct ConnectionId {
     /// The process that opened it. Of a connection from an unprotected peer: the process that accepted it.
     pub opener: ProcessId,
-    /// Its number there.
+    /// The connection's number at that process.
     pub number: u64,
 }
 
@@ -98,7 +98,7 @@ impl<'a> ReadySet<'a> {
         (members.len() <= limits::READY_FDS).then_some(ReadySet(Repr::Plain(members)))
     }
 
-    /// Its members, in order.
+    /// The members of the set, in order.
     pub fn iter(&self) -> impl Iterator<Item = ReadyFd> + 'a {
         let (plain, coded) = match self.0 {
             Repr::Plain(members) => (members, None),
@@ -315,7 +315,7 @@ pub enum Determinant<'a> {
     Target {
         /// The program's descriptor.
         fd: u32,
-        /// Its own address, as the program sees it forever.
+        /// The socket's own address, as the program sees it forever.
         local: SocketAddr,
         /// The process that listens there, if it is protected.
         peer: Option<ProcessId>,
@@ -407,7 +407,8 @@ pub enum Determinant<'a> {
 pub const CLOCKS: usize = 9;
 /// The clock of `MPI_Wtime`, which `clock_gettime` has not.
 pub const MPI_CLOCK: u32 = 8;
-/// Their names, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last one is that of `MPI_Wtime`.
+/// The names of the clocks, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last
+/// one is that of `MPI_Wtime`.
 pub const CLOCK_NAMES: [&str; CLOCKS] = [
     "realtime",
     "monotonic",

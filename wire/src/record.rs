@@ -52,10 +52,10 @@ impl Cover {
 /// Why a connection cannot be used any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Its head says that it is longer than a record may be, or empty and not the last.
+    /// The head of a record says that it is longer than a record may be, or empty and not the last.
     #[error("a record of {0} bytes, which none can have")]
     Length(usize),
-    /// It was changed, repeated or made up, or one before it is missing.
+    /// A record was changed, repeated or made up, or one before it is missing.
     #[error("a record was damaged, replayed, left out or forged")]
     Forged,
     /// Something follows the last one.

@@ -21,11 +21,11 @@ pub fn socket_name(launcher: u64) -> String {
 /// From the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToReplayer {
-    /// It is back. The answer is `Setup`.
+    /// The process is back. The answer is `Setup`.
     Restored {
         /// The process.
         process: ProcessId,
-        /// Its incarnation when it was saved.
+        /// The process's incarnation when it was saved.
         incarnation: Incarnation,
         /// Where its journal stood.
         cut: u64,
@@ -46,7 +46,7 @@ pub enum ToReplayer {
         /// Bytes.
         room: u32,
     },
-    /// It sends these bytes again.
+    /// The process sends these bytes again.
     Sent {
         /// The stream.
         stream: StreamId,
@@ -57,7 +57,7 @@ pub enum ToReplayer {
     },
     /// Every outcome of the log has been served.
     Settled,
-    /// It goes no further, and why.
+    /// The process goes no further, and why.
     Ended(String),
 }
 
@@ -66,7 +66,7 @@ pub enum ToReplayer {
 pub enum FromReplayer {
     /// What there is to replay.
     Setup {
-        /// Its incarnation now.
+        /// The process's incarnation now.
         incarnation: Incarnation,
         /// Where its journal ends.
         log_end: u64,

@@ -70,18 +70,18 @@ pub struct Unprinted {
 /// A file: its length and its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedFile {
-    /// Its name in the folder.
+    /// The file's name in the folder.
     pub name: String,
-    /// Its length, in bytes.
+    /// The file's length, in bytes.
     pub bytes: u64,
-    /// The code of its name and bytes.
+    /// The code of the file's name and bytes.
     pub code: [u8; MAC],
 }
 
 /// An image, in a file of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedImage {
-    /// Its number.
+    /// The image's number.
     pub image: u64,
     /// The image that it is an increment of.
     pub parent: Option<u64>,
@@ -96,9 +96,9 @@ pub struct SavedImage {
 pub struct SavedRank {
     /// The incarnation that was suspended.
     pub incarnation: Incarnation,
-    /// Its images, a full one first, then its increments.
+    /// The rank's images, a full one first, then its increments.
     pub images: Vec<SavedImage>,
-    /// Its journal, from the cut of the last image on.
+    /// The rank's journal, from the cut of the last image on.
     pub journal: Span,
     /// Where that is.
     pub journal_file: SavedFile,
@@ -159,7 +159,7 @@ fn is_name(name: &str) -> bool {
 pub struct Manifest {
     /// What is known of the job.
     pub suspension: Suspension,
-    /// Its output that no terminal has printed, in its order.
+    /// The job's output that no terminal has printed, in its order.
     pub unprinted: Vec<Unprinted>,
     /// What is saved of each rank.
     pub ranks: Vec<SavedRank>,
@@ -168,7 +168,7 @@ pub struct Manifest {
 /// Why bytes are no list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It ends too early, or too late.
+    /// The bytes end too early, or too late.
     #[error("it has {got} bytes instead of {expected}: it is truncated, or something was added; copy the folder again")]
     Length {
         /// How long it must be, at least.
@@ -176,10 +176,10 @@ pub enum ManifestError {
         /// How long it is.
         got: u64,
     },
-    /// It is something else.
+    /// The bytes are something else.
     #[error("it does not begin as the list of a suspended job does; name a folder that `radic suspend` has written")]
     Magic,
-    /// It is of another build.
+    /// The list is of another build.
     #[error("it is of version {0}, this build reads version {VERSION}; resume it with the release that has written it")]
     Version(u32),
     /// A user that could read the folder could sign it again.
@@ -193,7 +193,7 @@ pub enum ManifestError {
         "it is damaged, or was written by a cluster with another key; start this cluster with that key (`radic key` has made it), or copy the folder again"
     )]
     Code,
-    /// It contradicts itself.
+    /// The list contradicts itself.
     #[error("{0}")]
     Invalid(String),
     /// Too long.
@@ -202,7 +202,7 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// Its bytes.
+    /// The list's bytes.
     pub fn encode(&self, cluster: &ClusterKey) -> Result<Vec<u8>, ManifestError> {
         self.check()?;
         let body = codec::encode(self, limits::SUSPENSION).map_err(|error| ManifestError::TooLong(error.to_string()))?;

@@ -10,9 +10,9 @@ use crate::ids::{Incarnation, ProcessId};
 /// Both ends of a connection, as the program that has opened it sees them: where processes have moved, the sockets have others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// Its own.
+    /// The opener's own end.
     pub from: SocketAddr,
-    /// The other one's.
+    /// The acceptor's end.
     pub to: SocketAddr,
 }
 
@@ -22,7 +22,7 @@ pub struct Ends {
 pub struct Greeting {
     /// The sender.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The greeting process's incarnation.
     pub incarnation: Incarnation,
     /// About which connection.
     pub connection: ConnectionId,
