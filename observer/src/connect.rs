@@ -506,7 +506,7 @@ impl Connect {
         })
     }
 
-    /// The same in replay.
+    /// The descriptor becomes the connection, in replay.
     fn take_again(&mut self, cx: &mut Context<'_>, outcome: Outcome) -> Result<Option<Step>, Error> {
         Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),
@@ -514,7 +514,7 @@ impl Connect {
         })
     }
 
-    /// The same while it is under way.
+    /// The descriptor becomes the connection, which is under way still.
     fn leave(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
         Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),

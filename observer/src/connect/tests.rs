@@ -276,7 +276,7 @@ fn a_call_that_does_not_arrive_is_made_again_for_a_while() {
     assert!(matches!(one.step(), Step::Report { made: true, .. }));
 }
 
-/// On this machine it arrives, and nobody lets it in.
+/// On this machine the call arrives, and no process lets it in.
 #[test]
 fn a_call_to_a_full_backlog_of_this_machine_is_left_to_its_program() {
     let mut one = Caller::new(false);

@@ -56,7 +56,8 @@ impl Table {
         }
     }
 
-    /// Its opener never asks for this connection again. But it may have done so just before, on a socket that this process has not looked at yet.
+    /// The opener never asks for this connection again. But it may have done so just before, on a socket that this process has
+    /// not looked at yet.
     fn bury(&mut self, id: ConnectionId) {
         push_newest(&mut self.buried, self.most, id);
         self.end(id);

@@ -457,7 +457,7 @@ fn returned(process: ProcessId) -> FromNode {
     FromNode::Restarted { process, incarnation: Incarnation::restarted(1), log_end: 0, door: DOOR }
 }
 
-/// What is under way leads to an incarnation that is over, and nobody answers there.
+/// What is under way leads to an incarnation that is over, and no process answers there.
 #[test]
 fn a_connection_that_is_under_way_goes_to_the_door_of_a_process_that_comes_back() {
     let (mut one, _, name) = under_way();

@@ -30,8 +30,8 @@ impl Observer {
         self.ready_when(thread, epoll, blocking, ready, |_| true)
     }
 
-    /// The same, but a recorded outcome is served only when `is_so` says that it is true now. If something else than a connection
-    /// was ready, another thread may have to make it ready first.
+    /// Like [`Observer::ready`], but a recorded outcome is served only when `is_so` says that it is true now. If something else
+    /// than a connection was ready, another thread may have to make it ready first.
     pub fn ready_when(
         &mut self,
         thread: u32,
