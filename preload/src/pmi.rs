@@ -287,7 +287,7 @@ fn read(mut layer: Held, fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool)
                 return Ok(count);
             }
             Input::Live => {
-                // Of a process that is replayed alone nobody answers what its log does not hold.
+                // When a process is replayed alone, nothing answers what its log does not hold.
                 layer.tend_pmi();
                 let count = if layer.replayer.is_some() { None } else { take(&mut layer, fd, part)? };
                 match count {

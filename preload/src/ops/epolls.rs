@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(epoll.find(second).map(|watch| watch.word), Some(71));
     }
 
-    /// The number of a connection that was closed is the next connection's: nobody watches that yet.
+    /// The number of a connection that was closed is the next connection's: no epoll watches that yet.
     #[test]
     fn a_watch_ends_with_its_number() {
         let mut epolls = Epolls::new();
