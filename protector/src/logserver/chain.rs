@@ -29,13 +29,13 @@ const BEHIND: usize = 4 << 20;
 pub(super) enum Link {
     /// There is none, and nothing is done about it: the process does not need it here.
     Idle,
-    /// It is dialed again at this time.
+    /// The replica is dialed again at this time.
     Due(Duration),
     /// The driver is to dial.
     Wanted,
-    /// It is being made.
+    /// The connection is being made.
     Dialed(ConnectionNumber),
-    /// It is logged in.
+    /// The connection is logged in.
     Up(ConnectionNumber),
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Writing {
     pub(super) file: File,
     end: u64,
     pub(super) bytes: usize,
-    /// It counts for [`super::Config::writing`]: not any more when it is stuck, so that others go on.
+    /// The write counts for [`super::Config::writing`]: no longer when it is stuck, so that others go on.
     pub(super) is_counted: bool,
 }
 

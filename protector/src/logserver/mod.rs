@@ -135,7 +135,7 @@ impl Role {
 /// Whether a connection is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// It is.
+    /// The connection is read.
     Open,
     /// Not until the store has room for what it brings.
     NoRoom,
@@ -146,7 +146,7 @@ pub enum Reading {
 /// Why the server closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// It proved nothing in [`limits::HANDSHAKE_MS`].
+    /// The other side proved nothing in [`limits::HANDSHAKE_MS`].
     #[error("it proved nothing in time")]
     Late,
     /// [`limits::HANDSHAKES`] others are unproven, and it is the oldest.
@@ -161,7 +161,7 @@ pub enum Reason {
     /// What is held of its process was forgotten.
     #[error("what was held of its process was forgotten")]
     Forgotten,
-    /// It forwards for a process that speaks here itself, or this node is no member yet.
+    /// The other side forwards for a process that speaks here itself, or this node is no member yet.
     #[error("its process speaks here itself, or this node is no member yet")]
     Early,
     /// Too many images are wanted at once.
@@ -173,7 +173,7 @@ pub enum Reason {
     /// The store has refused what it said.
     #[error("{0}")]
     Store(#[from] StoreError),
-    /// It said what its role does not allow.
+    /// The other side said what its role does not allow.
     #[error("{0}")]
     Protocol(&'static str),
     /// What it said is no message.
@@ -200,7 +200,7 @@ impl Reason {
 pub enum Gone<'a> {
     /// The other side has ended it.
     Ended,
-    /// It broke.
+    /// The connection broke.
     Broke(&'a str),
     /// The other side has sent what no honest one sends, and the driver has closed the connection.
     Fault(&'a str),
@@ -209,7 +209,7 @@ pub enum Gone<'a> {
 /// What the driver does next with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// It brings the next frame.
+    /// The driver brings the next frame.
     Read,
     /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`] before it brings the
     /// next frame.
@@ -277,7 +277,7 @@ pub struct Verification {
     pub image: u64,
     /// The number of the image that it builds upon.
     pub parent: Option<u64>,
-    /// Its length.
+    /// The image's length.
     pub bytes: u64,
 }
 
@@ -326,9 +326,9 @@ pub struct Status {
     pub usage: Usage,
     /// Time since it was committed, in milliseconds.
     pub committed_ms: Option<u64>,
-    /// Its journal connection is there.
+    /// The process's journal connection is there.
     pub connected: bool,
-    /// It is replicated: whether the connection to its replica is there.
+    /// Whether the connection to the process's replica is there, if the process is replicated.
     pub replica: Option<bool>,
     /// Why what it logs is not taken, or not acknowledged, for now.
     pub waits: Option<String>,

@@ -34,7 +34,8 @@ const AGAIN: Duration = Duration::from_millis(10);
 const ASKED: usize = 1_024;
 /// Time after which it is told which ranks have not said what they keep.
 const LONG: Duration = Duration::from_secs(5);
-/// Time after which the process is given up: a rank that somebody has stopped says nothing for as long as that person likes, and all others wait.
+/// Time after which the process is given up: a rank that a user has stopped says nothing for as long as the user likes, and all
+/// others wait.
 const GIVEN_UP: Duration = Duration::from_secs(120);
 
 /// How far a collection is.

@@ -162,7 +162,7 @@ impl Node {
             (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
             (false, false) if self.want_home(now, client) => {}
             (false, false) => {
-                // A job that was to be resumed, and has not begun: its protectors have logs that nobody needs.
+                // A job that was to be resumed, and has not begun: its protectors have logs that are no longer needed.
                 self.tell_all_removed(job);
                 let why = "with it everything is lost that was known of the job: it can only be started again";
                 self.end_orphan(client, why.to_owned());

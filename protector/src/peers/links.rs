@@ -26,7 +26,7 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 enum Stage {
     /// Nothing waits, and there is no connection.
     Idle,
-    /// It is broken, and is tried again then.
+    /// The link is broken, and is tried again then.
     Pausing { until: Duration },
     /// A connection is being made.
     Dialing(ConnectionId),
@@ -58,7 +58,7 @@ impl Link {
         Link { address, sender, stage: Stage::Idle, backoff: BACKOFF.0, reached: now, departed: false, refused: false }
     }
 
-    /// Its connection.
+    /// The link's connection.
     pub(super) fn connection(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Dialing(id) | Stage::Up(id) | Stage::Writing(id) => Some(id),

@@ -16,7 +16,7 @@ pub(super) struct Image {
     pub(super) causes: u64,
     /// Where it stands among recovery lines.
     pub(super) line: LineMark,
-    /// It lacks nothing but that the line is complete, and the node was told so.
+    /// The image lacks nothing but that the line is complete, and the node was told so.
     pub(super) is_told: bool,
     pub(super) streams: Vec<(StreamId, u64)>,
     pub(super) ended: Vec<(StreamId, u64)>,

@@ -24,7 +24,7 @@ pub struct Config {
 pub struct Speaker {
     /// The process.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The process's incarnation.
     pub incarnation: Incarnation,
 }
 
@@ -52,7 +52,7 @@ impl File {
 pub struct Write {
     /// Which file.
     pub file: File,
-    /// Their position in the sequence. Where the file begins is the driver's affair.
+    /// The bytes' position in the sequence. Where the file begins is the driver's affair.
     pub position: u64,
     /// The bytes.
     pub bytes: Bytes,
@@ -129,7 +129,7 @@ pub struct Usage {
 pub struct Restart {
     /// The images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
-    /// Their numbers.
+    /// The numbers of the images.
     pub range: ImageRange,
     /// The journal position of the last.
     pub cut: u64,
@@ -169,7 +169,7 @@ pub enum StoreError {
         /// The incarnation that may speak.
         newest: Incarnation,
     },
-    /// It contradicts what came before.
+    /// The message contradicts what came before.
     #[error("{process}: {what}")]
     Contradiction {
         /// The process.

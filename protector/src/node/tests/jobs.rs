@@ -223,7 +223,7 @@ fn a_terminal_may_die_and_another_take_over() {
     cluster.run_until(|c| matches!(c.replies(5).last(), Some(Reply::Error(_))));
 }
 
-/// It would show nothing to anybody, and take input and output for itself.
+/// The terminal would show nothing, and take input and output for itself.
 #[test]
 fn a_terminal_that_is_gone_before_its_job_is_found_takes_nothing_over() {
     let mut cluster = Cluster::new(3);
