@@ -1,4 +1,4 @@
-//! `sched_yield` of a process that catches up. It makes one in [`REAL`] of its program's yields: MPI yields to let peers run, but
+//! `sched_yield` of a process that catches up. It makes one in `REAL` of its program's yields: MPI yields to let peers run, but
 //! here the peers wait for this process. The one is made because a thread may wait for another one.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
