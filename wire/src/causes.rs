@@ -3,7 +3,7 @@
 //! of a process that is lost.
 //!
 //! A process's determinants are one sequence of bytes, its journal. So they are named by a rank and a position. A set of causes
-//! is one [`Cause`] behind the other; all of them are of one job.
+//! is one [`Cause`] after the other; all of them are of one job.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
