@@ -1,11 +1,13 @@
 //! The causes of a process: determinants of other processes that it depends on, and that are not known to be stable.
 //!
-//! Where no process waits before it sends ([`LogMode::Causal`](radic_wire::process::LogMode)), bytes may depend on determinants that only their sender has. So these travel in front
-//! of the bytes, and the receiver keeps them until it hears that they are stable. When a process is lost, its protector collects from all others what they keep of its journal. So
-//! whatever depends on a determinant holds it, or knows that it is stable (docs/design.md, G1).
+//! Where no process waits before it sends ([`LogMode::Causal`](radic_wire::process::LogMode)), bytes may depend on determinants
+//! that only their sender has. So these travel in front of the bytes, and the receiver keeps them until it hears that they are
+//! stable. When a process is lost, its protector collects from all others what they keep of its journal. So whatever depends on a
+//! determinant holds it, or knows that it is stable (docs/design.md, G1).
 //!
-//! What is kept is one sequence of bytes, in the order in which it came: new parts go on links and to the process's own protector by position, as the journal does. It is forgotten
-//! from its beginning: what is stable, and over [`Bounds::kept`] what the own protector has, which answers for it then.
+//! What is kept is one sequence of bytes, in the order in which it came: new parts go on links and to the process's own protector
+//! by position, as the journal does. It is forgotten from its beginning: what is stable, and over [`Bounds::kept`] what the own
+//! protector has, which answers for it then.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -17,7 +19,7 @@ use radic_wire::log::NewCauses;
 
 use crate::journal::Journal;
 
-/// Journals that have become stable, of which links are told: the last so many.
+/// Journals that have become stable, of which links are told: the last this many.
 const NEWS: usize = 64;
 /// Longest code of a cause without its bytes.
 const HEAD: usize = 32;
@@ -65,11 +67,12 @@ struct Kept {
 struct Origin {
     /// The newest run of its journal that is kept without a gap.
     run: (u64, u64),
-    /// Its journal is stable up to here.
+    /// The process's journal is stable up to here.
     stable: u64,
-    /// The farthest part of it that ever came.
+    /// The farthest part of the journal that ever came.
     depends: u64,
-    /// That it is lost, and is to come back as this incarnation; `depends` as it was when this process said what it keeps.
+    /// Set when this process reported what it keeps of a lost process's journal: the next incarnation, and `depends` at that
+    /// moment.
     collected: Option<(Incarnation, u64)>,
 }
 
@@ -128,8 +131,8 @@ impl Causes {
         format!("causes {start} to {}, shipped {shipped}, held {held}, recorded {recorded:?}", self.end())
     }
 
-    /// This process says what it keeps of the journal of a lost one, which comes back as this incarnation. What it comes to depend on from now on others have said, too, or it is of that
-    /// incarnation.
+    /// This process reports what it keeps of the journal of a lost process, which comes back as `incarnation`. Later dependencies
+    /// were also reported by others, or belong to the new incarnation.
     pub fn handle_collected(&mut self, origin: Rank, incarnation: Incarnation) {
         let of = self.origins.entry(origin).or_default();
         of.collected = Some((incarnation, of.depends));
@@ -248,8 +251,8 @@ impl Causes {
         self.make_room();
     }
 
-    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows. If nothing is kept it is told that: it commits no
-    /// image before it has the causes of that.
+    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows.
+    /// If nothing is kept it is told that: it commits no image before it has the causes of that.
     pub fn handle_welcome(&mut self) {
         (self.shipped, self.held) = (self.start.saturating_sub(1), self.start);
     }
@@ -275,7 +278,7 @@ impl Causes {
         own + self.recorded(journal.end()).saturating_sub(self.held.max(passed.causes)) > self.bounds.passed as u64
     }
 
-    /// The set that goes in front of a frame, behind what is in `out`, on a link to `to` that has carried `passed`.
+    /// The set that goes in front of a frame, after what is in `out`, on a link to `to` that has carried `passed`.
     pub fn pass_on(&self, passed: &mut Passed, to: Rank, journal: &Journal, out: &mut Vec<u8>) {
         self.pass_own(passed, journal, out);
         let from = self.held.max(passed.causes).max(self.start);
@@ -325,7 +328,7 @@ impl Causes {
     }
 }
 
-/// Puts a code without the bytes of a part behind what is there.
+/// Appends a code without the bytes of a part to what is there.
 fn put(into: &mut impl Extend<u8>, write: impl FnOnce(&mut Writer<'_>)) {
     let mut code = [0; HEAD];
     let mut writer = Writer::new(&mut code);
@@ -354,7 +357,7 @@ mod tests {
             Side { causes: Causes::new(Rank(rank), bounds), journal: Journal::new(1 << 10, 1, 32) }
         }
 
-        /// It has an outcome.
+        /// The process has an outcome.
         fn record(&mut self) {
             if self.journal.has_room() {
                 self.journal.append(0, &Determinant::Recv { fd: 3, len: 5 }).unwrap();
@@ -369,7 +372,7 @@ mod tests {
             to.record();
         }
 
-        /// Its protector has all that it was sent.
+        /// The process's protector has all that it was sent.
         fn flush(&mut self) {
             self.causes.poll_ship();
             self.journal.poll_ship();
@@ -393,7 +396,8 @@ mod tests {
     const NEVER_FULL: Bounds = Bounds { kept: 1 << 20, passed: 1 << 16 };
 
     proptest! {
-        /// Three processes send to each other, record and flush as they like, and links break. All that a process depends on is kept by it, or by the log of one, or is stable.
+        /// Three processes send to each other, record and flush as they like, and links break. All that a process depends on is
+        /// kept by it, or by the log of one, or is stable.
         #[test]
         fn what_a_process_depends_on_is_held(steps in prop::collection::vec((0u8..8, 0usize..3, 1usize..3), 0..120)) {
             let mut sides: Vec<Side> = (0..3).map(|rank| Side::new(rank, NEVER_FULL)).collect();

@@ -1,10 +1,12 @@
 //! What the program is told of the time.
 //!
-//! A program that chooses by the clock how often it does something must be told the same times when it is executed again, so a reading is an outcome. Most readings
-//! come in dense rows, and a row needs few records: a thread is told the time that a rule gives, its last reading and the step before it once more, as long as that is within
-//! [`TOLERANCE_NS`] of the truth. Else it is told the truth, and that is recorded: after how many readings by the rule, and the difference to the last one.
+//! A program that chooses by the clock how often it does something must be told the same times when it is executed again, so a
+//! reading is an outcome. Most readings come in dense rows, and a row needs few records: a thread is told the time that a rule
+//! gives, its last reading and the step before it once more, as long as that is within [`TOLERANCE_NS`] of the truth. Else it is
+//! told the truth, and that is recorded: after how many readings by the rule, and the difference to the last one.
 //!
-//! After a restart a clock may be behind what the program was told, because machines do not boot together. A clock that only goes forward then goes on from where it was.
+//! After a restart a clock may be behind what the program was told, because machines do not boot together. A clock that only goes
+//! forward then goes on from where it was.
 
 use radic_wire::determinant::{CLOCKS, Determinant};
 
@@ -38,7 +40,7 @@ impl Told {
     }
 
     fn by_record(&mut self, difference: i64) -> i64 {
-        // The error of the rule has come in so many readings.
+        // The error of the rule has come in this many readings.
         let readings = i64::try_from(self.skipped).unwrap_or(i64::MAX).saturating_add(1);
         let step = self.step.saturating_add(difference.saturating_sub(self.step) / readings);
         self.step = if (0..=ROW_NS).contains(&step) { step } else { 0 };
@@ -58,7 +60,7 @@ pub(crate) struct Clocks {
 }
 
 impl Clocks {
-    /// For so many threads at once, of which the first one has begun. Not all of the memory is touched before there are so many.
+    /// For this many threads at once, of which the first one has begun. Not all of the memory is touched before there are this many.
     pub fn new(threads: usize) -> Self {
         let mut table = Vec::with_capacity(threads);
         table.push(Default::default());
@@ -99,7 +101,7 @@ impl Clocks {
         self.told(thread, clock).map(|told| (told.skipped.saturating_sub(1), told.step))
     }
 
-    /// A reading by the rule, before which there were so many, is recorded. False: it is still to be made.
+    /// A reading by the rule, before which there were this many, is recorded. False: it is still to be made.
     pub fn handle_recorded(&mut self, thread: u32, clock: u32, skipped: u64) -> Result<bool, Error> {
         let told = self.told(thread, clock)?;
         let left = told.skipped.checked_sub(skipped.saturating_add(1));
@@ -122,7 +124,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// In replay: a record whose turn has not come, after so many readings since the one before. It counts as a reading by the rule until then.
+    /// In replay: a record whose turn has not come, after this many readings since the one before. It counts as a reading by the rule until then.
     pub fn by_early_record(&mut self, thread: u32, clock: u32, difference: i64, readings: u64) -> Result<i64, Error> {
         let told = self.told(thread, clock)?;
         let skipped = std::mem::replace(&mut told.skipped, readings);
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(records, 2, "the first reading, and one that shows the step");
     }
 
-    /// Those after it are told as then.
+    /// The readings after it are told as in the recorded run.
     #[test]
     fn a_reading_that_is_not_made_any_more_leaves_the_others_as_they_were() {
         let (mut then, mut again) = (Clocks::new(1), Clocks::new(1));

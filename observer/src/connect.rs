@@ -1,15 +1,19 @@
-//! A `connect` of the program: which process listens at its address, the connection with that process, and the greeting. A value without sockets and clocks: the caller asks what
-//! is to be done ([`Connect::next`]), does it, tells what came of it (`handle_*`), and asks again.
+//! A `connect` of the program: which process listens at its address, the connection with that process, and the greeting. A value
+//! without sockets and clocks: the caller asks what is to be done ([`Connect::next`]), does it, tells what came of it
+//! (`handle_*`), and asks again.
 //!
-//! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are asked: the node of the process that listens knows the
-//!   caller by its address, and tells its process which one has called.
-//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again. The backlog of a process that listens may be full. A
-//!   call that does not wait, or has waited for as long as its program wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
-//! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
-//!   has not forgotten the first question, and does not take this caller for an unprotected one. A call to a machine of the cluster that is still under way then is made anew, for
-//!   [`RETURN`] at most: a process may begin to listen there before it arrives.
+//! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are
+//!   asked: the node of the process that listens knows the caller by its address, and tells its process which one has called.
+//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
+//!   The backlog of a process that listens may be full. A call that does not wait, or has waited for as long as its program
+//!   wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
+//! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have
+//!   begun to listen meanwhile. The node of that process has not forgotten the first question, and does not take this caller for
+//!   an unprotected one. If a call to a machine of the cluster is still under way then, it is made again, for [`RETURN`] at most:
+//!   a process may begin to listen there before it arrives.
 //!
-//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
+//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is
+//! brought back in the midst of a call asks its log again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,9 +35,11 @@ mod tests;
 
 /// Time that a process may take to be brought back before it is taken for an unprotected one.
 pub const RETURN: Duration = Duration::from_secs(60);
-/// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says nothing may be dead, and the process elsewhere.
+/// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says
+/// nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
-/// The same for a call that does not wait: then it is left under way. Long enough for the answer of a machine nearby.
+/// Time that a connection of a call that does not wait may take: then it is left under way. Long enough for the answer of a
+/// machine nearby.
 const MOMENT: Duration = Duration::from_millis(20);
 /// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
 const CALLS: u32 = 100;
@@ -70,8 +76,8 @@ pub enum Step {
         /// When it has taken too long.
         until: Duration,
     },
-    /// Make the program's own connection. None: for as long as the program waits, or until a signal comes: [`Connect::handle_dialed`]. An error that the socket keeps for the program
-    /// stays there.
+    /// Make the program's own connection. None: for as long as the program waits, or until a signal comes:
+    /// [`Connect::handle_dialed`]. An error that the socket keeps for the program stays there.
     Call {
         /// Where to.
         to: SocketAddr,
@@ -89,7 +95,8 @@ pub enum Step {
         /// There is a connection, or may be one.
         made: bool,
     },
-    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and this greeting is written to it first.
+    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and
+    /// this greeting is written to it first.
     Take(Slot, Option<Greeting>),
     /// The descriptor is this protected connection from now on, and its socket is under way still: [`Links::handle_under_way`].
     Leave(Slot),
@@ -115,20 +122,20 @@ pub enum Outcome {
 /// What has come of a socket that was connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialed {
-    /// It is connected.
+    /// The socket is connected.
     Made,
-    /// It is not, and this `errno` is why.
+    /// The socket is not connected, and this `errno` is why.
     Failed(u32),
-    /// It is under way still; the `errno` that has ended the wait, if it was not the time.
+    /// The call is under way still; the `errno` that has ended the wait, if it was not the time.
     Open(Option<u32>),
 }
 
 /// The addresses of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
-    /// As the program is told it.
+    /// The local address, as the program is told it.
     pub local: SocketAddr,
-    /// As others see it.
+    /// The local address, as others see it.
     pub from: SocketAddr,
 }
 
@@ -137,7 +144,7 @@ pub struct Own {
 pub struct Peer {
     /// Which.
     pub process: ProcessId,
-    /// Where it is now, if it has moved.
+    /// Where the process is now, if it has moved.
     pub at: Option<SocketAddr>,
 }
 
@@ -146,9 +153,9 @@ pub struct Peer {
 pub struct Found {
     /// The protected process that listens there.
     pub peer: Option<Peer>,
-    /// None does, but one that may have listened there is lost, and on its way back.
+    /// No process listens there, but one that may have listened there is lost, and on its way back.
     pub later: bool,
-    /// It is an address of a machine of the cluster.
+    /// The address is one of a machine of the cluster.
     pub in_cluster: bool,
 }
 
@@ -161,13 +168,14 @@ enum Stage {
     Binding,
     /// The nodes are asked which process listens.
     Finding(Own),
-    /// They are to be asked again in a moment.
+    /// The nodes are to be asked again in a moment.
     Resting(Own),
     /// None listens; the program's own connection is to be made.
     Unprotected(Own),
-    /// It is being made; so many processes had come back by then.
+    /// The program's own connection is being made; this many processes had come back by then.
     Calling { own: Own, returned: u64 },
-    /// It is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if they say the same.
+    /// The connection is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if
+    /// they say the same.
     Verifying { own: Own, returned: u64, errno: u32, is_open: bool },
     /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
     Withdrawing,
@@ -177,17 +185,17 @@ enum Stage {
     Reported { own: Own, made: bool, errno: u32 },
     /// The process is known, an outcome; the log is asked what came of the call.
     Known,
-    /// It is to be called.
+    /// The process is to be called.
     Ready,
-    /// It is being called; so many processes had come back by then.
+    /// The process is being called; this many processes had come back by then.
     Dialing { returned: u64 },
-    /// That has led nowhere.
+    /// The call has led nowhere.
     Missed { rests: bool },
     /// A moment is to pass before the next call.
     Breathing,
     /// The connection is there, and is to be greeted.
     Linked,
-    /// It is under way, and is left so.
+    /// The call is under way, and is left so.
     UnderWay,
     /// The descriptor is the connection that is under way; that is to be recorded.
     Left,
@@ -195,7 +203,7 @@ enum Stage {
     Again(Outcome),
     /// The descriptor is the connection; what has come of the call is to be recorded.
     Taken,
-    /// This has come of it.
+    /// The call has come to this.
     Over(Outcome),
 }
 
@@ -212,7 +220,7 @@ pub struct Connect {
     target: Option<(SocketAddr, Peer)>,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
-    /// So many processes had come back when they said so last.
+    /// This many processes had come back when they said so last.
     placed: u64,
     /// A call that waits is left under way then.
     until: Option<Duration>,
@@ -308,7 +316,8 @@ impl Connect {
                 Some(wait) => Some(wait),
                 None => self.take(cx)?,
             },
-            // One may have come back since the nodes have said where the process is, and nobody says so again: it may be the one.
+            // A process has come back since the nodes answered where the peer is. It may be the peer, and no message will say so
+            // again: ask again.
             Stage::UnderWay if self.placed != links.returned() => self.enter(Stage::Missed { rests: false }),
             Stage::UnderWay => match gate(cx) {
                 Some(wait) => Some(wait),
@@ -396,7 +405,8 @@ impl Connect {
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
             Stage::Finding(own) => self.find(cx, own, found.peer)?,
             Stage::Verifying { own, returned, errno, is_open } => {
-                // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the call arrives. On this one a backlog is full.
+                // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the
+                // call arrives. On this one a backlog is full.
                 let may_come = is_open && found.in_cluster && in_time && !is_here(own, self.to);
                 let is_same = found.peer.is_none() && !found.later && returned == links.returned();
                 let stays = is_same && !may_come;
@@ -496,7 +506,7 @@ impl Connect {
         })
     }
 
-    /// The same in replay.
+    /// The descriptor becomes the connection, in replay.
     fn take_again(&mut self, cx: &mut Context<'_>, outcome: Outcome) -> Result<Option<Step>, Error> {
         Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),
@@ -504,7 +514,7 @@ impl Connect {
         })
     }
 
-    /// The same while it is under way.
+    /// The descriptor becomes the connection, which is under way still.
     fn leave(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
         Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),
@@ -517,8 +527,8 @@ impl Connect {
         cx.observer.connect(self.fd, peer.process)
     }
 
-    /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log does not say that there is a connection finds a peer
-    /// that has received nothing on it.
+    /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log
+    /// does not say that there is a connection finds a peer that has received nothing on it.
     fn record_connected(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
         cx.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd })?;
         Ok(self.enter(Stage::Over(Outcome::Connected)))

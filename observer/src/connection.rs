@@ -1,6 +1,6 @@
 //! Connections that outlive their sockets, and the table of them.
 //!
-//! A connection has two streams. What was appended to the outgoing one is in the outbox; the link (the socket of now) takes it
+//! A connection has two streams. What was appended to the outgoing one is in the outbox; the link (the current socket) takes it
 //! from `sent` on. What the program took of the incoming one is `consumed`. When a link breaks, the process that opened the
 //! connection dials again, whichever end noticed first: so two ends never dial each other. Of several dials the newest (by
 //! incarnation, then attempt) wins. Both ends say how far they have received, and each goes on there.
@@ -35,11 +35,11 @@ pub type Me = (ProcessId, Incarnation);
 /// How far this process has come with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Its log still has outcomes to serve.
+    /// The process's log still has outcomes to serve.
     Replaying,
-    /// Its log is over; it waits at Gate B.
+    /// The process's log is over; it waits at Gate B.
     Settled,
-    /// It has caught up: its outcomes are new ones.
+    /// The process has caught up: its outcomes are new ones.
     Live,
 }
 
@@ -54,7 +54,7 @@ pub enum Waits {
     CatchesUp,
 }
 
-/// A frame says anew what the peer need not keep after so many received units: this part of the payload log (64 KiB of 8 MiB).
+/// After this many received units a frame says again what the peer need not keep: this part of the payload log (64 KiB of 8 MiB).
 const NEWS: usize = 128;
 /// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
 const NO_MORE: u64 = u64::MAX;
@@ -74,7 +74,7 @@ pub enum Link {
 #[derive(Debug, Clone, Default)]
 pub struct Outgoing {
     pub(crate) queue: Queue,
-    /// The next unit for the link of now.
+    /// The next unit for the current link.
     pub(crate) sent: u64,
     /// The offset after the last byte, once the program has ended this direction.
     pub(crate) finish: Option<u64>,
@@ -84,9 +84,9 @@ pub struct Outgoing {
     pub(crate) peer_settled: bool,
     /// What the peer's protector holds.
     pub(crate) stable: u64,
-    /// The frame that leaves on the link of now.
+    /// The frame that leaves on the current link.
     pub(crate) framer: Framer,
-    /// The causes that the link of now has carried.
+    /// The causes that the current link has carried.
     passed: Passed,
     pub(crate) refusal: Refusal,
 }
@@ -96,19 +96,19 @@ pub struct Outgoing {
 pub(crate) enum Refusal {
     #[default]
     None,
-    /// It is, and the program has not been told yet, by this `errno`.
+    /// The program's bytes are refused, and it has not been told yet, by this `errno`.
     Untold(i32),
-    /// It was told: from then on a socket says EPIPE.
+    /// The program was told: from then on a socket says EPIPE.
     Told,
 }
 
 impl Outgoing {
-    /// What is kept of it.
+    /// What is kept of the outgoing stream.
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    /// The same, to be changed.
+    /// What is kept of the outgoing stream, to be changed.
     pub(crate) fn queue_mut(&mut self) -> &mut Queue {
         &mut self.queue
     }
@@ -123,8 +123,9 @@ impl Outgoing {
         self.queue.start()
     }
 
-    /// What is not kept is wanted by no receiver, so no link has to take it. Else a `send` to a peer that has closed the connection would wait for ever for a
-    /// link to take bytes that were passed over. True: the link of now was to carry some of that. Nothing more leaves on it, since its receiver would take the next bytes for those.
+    /// No receiver wants what is no longer kept, so no link has to take it. Otherwise a `send` to a peer that has closed the
+    /// connection would wait forever for a link to take bytes that were passed over. Returns true if the current link was to
+    /// carry some of them. Then nothing more leaves on it, because its receiver would take the next bytes for those.
     pub(crate) fn handle_trimmed(&mut self) -> bool {
         let is_cut = self.sent < self.queue.start();
         if is_cut {
@@ -182,9 +183,9 @@ pub struct Incoming {
     pub(crate) gone: u64,
     /// The program has shut down reading: a `recv` that finds no byte returns 0. That is no end of the stream, and none is consumed from here on.
     pub(crate) shut: bool,
-    /// What arrives on the link of now.
+    /// What arrives on the current link.
     pub(crate) deframer: Deframer,
-    /// What the peer was told last that it need not keep, and how much has to be received until it is told anew.
+    /// What the peer was last told that it need not keep, and how much has to be received until it is told again.
     pub(crate) told: u64,
     news_at: u64,
     /// Where it stood at the images that there are, where received bytes stay with their senders.
@@ -268,11 +269,11 @@ impl Incoming {
 /// One connection.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// Its identifier.
+    /// The connection's identifier.
     pub id: ConnectionId,
     /// The other end.
     pub peer: ProcessId,
-    /// Whether this process opened it.
+    /// Whether this process opened the connection.
     pub opened_here: bool,
     pub(crate) fd: Option<u32>,
     pub(crate) link: Link,
@@ -283,7 +284,7 @@ pub struct Connection {
     peer_incarnation: Incarnation,
     /// Waits to be accepted by the program.
     offered: bool,
-    /// The peer of the link of now was told how far this process is, while it was replaying.
+    /// The peer of the current link was told how far this process is, while it was replaying.
     unsettled: bool,
     /// The link was given up here: its socket is to be closed.
     dropped: bool,
@@ -320,7 +321,7 @@ impl Connection {
         }
     }
 
-    /// The link of now is none any more: its socket is to be closed, and the opener makes another one.
+    /// Gives up the current link. The driver closes its socket, and the opener dials a new one.
     pub(crate) fn drop_link(&mut self) {
         self.dropped |= self.link != Link::Down;
         self.link = Link::Down;
@@ -331,7 +332,7 @@ impl Connection {
         self.forgettable.1
     }
 
-    /// Its peer has never heard of it, and never will: it was closed or refused while its `connect` was under way.
+    /// The peer has never heard of this connection, and never will: it was closed or refused while its `connect` was under way.
     pub(crate) fn is_unheard_of(&self) -> bool {
         self.gone_there && self.attempt.is_none()
     }
@@ -346,7 +347,7 @@ impl Connection {
         StreamId { connection: self.id, from_opener: self.opened_here }
     }
 
-    /// The socket of now.
+    /// The current socket.
     pub fn link(&self) -> Link {
         self.link
     }
@@ -381,7 +382,7 @@ impl Connection {
         &self.outgoing
     }
 
-    /// The same, to be changed.
+    /// The outgoing direction, to be changed.
     pub(crate) fn outgoing_mut(&mut self) -> &mut Outgoing {
         &mut self.outgoing
     }
@@ -402,8 +403,8 @@ impl Connection {
         incoming.in_log() == 0 && (incoming.finish == Some(incoming.taken) || incoming.shut && self.link != Link::Up)
     }
 
-    /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation had closed the connection, so going on would deliver
-    /// wrong bytes.
+    /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation
+    /// had closed the connection, so going on would deliver wrong bytes.
     pub(crate) fn expect_link(&self) -> Result<(), Error> {
         let (wanted, kept) = (self.incoming.wanted(), self.incoming.gone);
         if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }
@@ -440,7 +441,8 @@ impl Connection {
     /// The other end has said where it stands: the link goes on there.
     fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
         let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
-        // A peer that has said once that it wants nothing more does not want it in a later incarnation. If it does, it gets an error ([`Connection::expect_link`]).
+        // A peer that has said once that it wants nothing more does not want it in a later incarnation. If it does, it gets an
+        // error ([`Connection::expect_link`]).
         let wants_it = greeting.stable != NO_MORE && self.outgoing.stable != NO_MORE;
         if received < kept && wants_it {
             return Err(Error::Lost { connection: self.id, wanted: received, kept });
@@ -488,8 +490,8 @@ impl Connection {
         if self.link == Link::Up { floor.clamp(queue.start(), queue.end()) } else { queue.start() }
     }
 
-    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough, and
-    /// `causes` what the bytes depend on: none, while that is more than a frame takes.
+    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer
+    /// need not keep, if that is news enough, and `causes` what the bytes depend on: none, while that is more than a frame takes.
     pub(crate) fn begin_frame(&mut self, job: JobId, payload: &PayloadLog, causes: Option<(&Causes, &Journal)>) {
         let unsent = self.outgoing.unsent();
         if unsent == 0 || !self.outgoing.framer.is_idle() {
@@ -515,7 +517,7 @@ impl Connection {
         });
     }
 
-    /// Whether the link of now would have to carry more causes than one frame takes.
+    /// Whether the current link would have to carry more causes than one frame takes.
     pub(crate) fn passes_too_much(&self, causes: &Causes, journal: &Journal) -> bool {
         causes.is_too_much(&self.outgoing.passed, journal)
     }
@@ -532,7 +534,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer's protector holds units up to `offset`, or the peer will never want them. True: the link of now was to carry some of them.
+    /// The peer's protector holds units up to `offset`, or the peer will never want them. Returns true if the current link was to
+    /// carry some of them.
     pub(crate) fn handle_stable(&mut self, outbox: &mut Outbox, offset: u64) -> bool {
         self.outgoing.stable = self.outgoing.stable.max(offset);
         outbox.trim(&mut self.outgoing.queue, offset);

@@ -12,7 +12,7 @@ use crate::{Error, Observer};
 /// Why a process cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Its own observer says so.
+    /// The process's own observer says so.
     #[error(transparent)]
     Observer(#[from] Error),
     /// A greeting contradicts what is known.
@@ -20,7 +20,7 @@ pub enum Failure {
     Greeting {
         /// The process that greets.
         process: ProcessId,
-        /// Its incarnation.
+        /// The incarnation of the process that greets.
         incarnation: Incarnation,
         /// What is wrong.
         error: Error,
@@ -54,8 +54,8 @@ impl Failure {
         matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
     }
 
-    /// Whether re-execution diverges from the log, or has diverged: a peer has bytes that this process has not sent again, or has itself done otherwise than before and
-    /// greets with what contradicts that. Which of the two it was cannot be told here.
+    /// Whether re-execution diverges from the log, or has diverged: a peer has bytes that this process has not sent again, or has
+    /// itself done otherwise than before and greets with what contradicts that. Which of the two it was cannot be told here.
     pub fn is_divergence(&self) -> bool {
         match self {
             Failure::Observer(error) => {

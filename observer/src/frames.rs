@@ -1,11 +1,11 @@
 //! Frames on the link of a connection ([`radic_wire::link_frame`]): how the bytes of the program are put into them, and taken out.
 //!
-//! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into the buffer of the program, and moved together
-//! there over the headers between; only a part of a header is held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
-//! header, and nothing for the program.
+//! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into
+//! the buffer of the program, and moved together there over the headers between; only a part of a header is held here. So what is
+//! readable stays the kernel's affair, but for one case: a read may bring a part of a header, and nothing for the program.
 //!
-//! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with the same system call, and waits here for the call of
-//! the program that takes it ([`Deframer::ahead_room`]).
+//! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with
+//! the same system call, and waits here for the call of the program that takes it ([`Deframer::ahead_room`]).
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub struct BadFrame;
 /// The frame that leaves: what of it no socket has taken yet, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaving<'a> {
-    /// Of its header, and of the causes behind that.
+    /// Of its header, and of the causes after that.
     pub header: &'a [u8],
     /// Bytes of the stream.
     pub payload: u64,
@@ -74,7 +74,7 @@ impl Heard {
 /// The frame that leaves on a link.
 #[derive(Debug, Clone, Default)]
 pub struct Framer {
-    /// The header, and the causes behind it.
+    /// The header, and the causes after it.
     header: Vec<u8>,
     /// Bytes of them that have not left.
     unsent: usize,
@@ -110,10 +110,10 @@ impl Framer {
         Leaving { header: &self.header[self.header.len() - self.unsent..], payload: self.payload }
     }
 
-    /// The socket has taken so many bytes. Returns how many of them were the stream's.
+    /// The socket has taken this many bytes. Returns how many of them were the stream's.
     ///
     /// # Panics
-    /// If the frame has not so many left.
+    /// If the frame has not this many left.
     pub fn handle_sent(&mut self, count: u64) -> u64 {
         let header = count.min(self.unsent as u64);
         self.unsent -= header as usize;
@@ -123,7 +123,7 @@ impl Framer {
         payload
     }
 
-    /// Bytes that the frame has announced are not kept any more: it does not leave, and nothing comes behind it on this link.
+    /// Abandons the frame: the outbox no longer keeps the announced bytes, so nothing more is sent on this link.
     pub fn abandon(&mut self) {
         (self.unsent, self.payload) = (0, 0);
     }
@@ -135,11 +135,11 @@ pub struct Deframer {
     header: [u8; LINK_FRAME],
     /// Bytes of it that are here; all of them: the causes come next.
     have: usize,
-    /// The causes of the frame of now, as far as they are here, behind those of frames before that nobody has taken.
+    /// Causes of earlier frames that the observer has not taken yet, followed by those of the current frame.
     causes: Vec<u8>,
-    /// Those of the frame of now: where they begin there, how far they are here, and where they end.
+    /// Of the current frame's causes in `causes`: start, end of what has arrived, end of all.
     of_now: [usize; 3],
-    /// Bytes of the frame of now that are still to come.
+    /// Bytes of the current frame that are still to come.
     left: u64,
     heard: Heard,
     ahead: Ahead,
@@ -168,12 +168,12 @@ impl Ahead {
 }
 
 impl Deframer {
-    /// Bytes of the frame of now that are still to come. If there are some, they come next, and go to the program as they are.
+    /// Bytes of the current frame that are still to come. If there are some, they come next, and go to the program as they are.
     pub fn left(&self) -> u64 {
         if self.have == 0 { self.left } else { 0 }
     }
 
-    /// Between two frames: room for what lacks of the header, or of the causes behind it, which come next.
+    /// Between two frames: room for what is missing of the header, or of the causes after it, which come next.
     pub fn header_room(&mut self) -> &mut [u8] {
         if self.have == LINK_FRAME {
             &mut self.causes[self.of_now[1]..]
@@ -194,7 +194,7 @@ impl Deframer {
         &mut self.ahead.bytes
     }
 
-    /// So many bytes were read into [`Deframer::ahead_room`].
+    /// This many bytes were read into [`Deframer::ahead_room`].
     pub fn handle_ahead(&mut self, count: usize) -> Result<(), BadFrame> {
         (self.ahead.at, self.ahead.end) = (0, count);
         self.more = count == AHEAD;
@@ -261,7 +261,7 @@ impl Deframer {
         &self.causes[..self.complete()]
     }
 
-    /// They are kept.
+    /// The causes are kept.
     pub fn handle_kept(&mut self) {
         let complete = self.complete();
         self.causes.drain(..complete);
@@ -278,7 +278,7 @@ impl Deframer {
         &self.heard
     }
 
-    /// So many bytes were read into [`Deframer::header_room`].
+    /// This many bytes were read into [`Deframer::header_room`].
     pub fn handle_header(&mut self, count: usize) -> Result<(), BadFrame> {
         assert!(count <= self.header_room().len(), "more of a header than there is: {self:?} and {count}");
         if self.have == LINK_FRAME {
@@ -301,10 +301,10 @@ impl Deframer {
         Ok(())
     }
 
-    /// So many bytes of the frame of now have gone to the program as they came.
+    /// This many bytes of the current frame have gone to the program as they came.
     ///
     /// # Panics
-    /// If the frame has not so many left.
+    /// If the frame has not this many left.
     pub fn handle_payload(&mut self, count: usize) {
         assert!(self.have == 0 || count == 0, "its header comes first");
         self.left = self.left.checked_sub(count as u64).expect("no more is read than the frame has");

@@ -6,9 +6,9 @@ use crate::journal::Journal;
 /// Whether something may leave now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// What is to leave may leave.
     Open,
-    /// It may when the journal is stable up to this position, and the protector has the causes of that.
+    /// What is to leave may do so when the journal is stable up to this position, and the protector has the causes of that.
     Shut(u64),
 }
 

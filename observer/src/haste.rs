@@ -1,8 +1,8 @@
 //! When the outcomes of receiving calls are shipped: at once, or with what leaves next.
 //!
-//! A process that computes between what it receives and what it sends wants its journal to be on its way meanwhile. One that answers at once waits at the gate all the same: shipping
-//! before that costs a system call, a wake-up of the log service and an acknowledgement more whenever it records something else until then. Which of them a process is shows at
-//! the gate, and changes with what it does.
+//! A process that computes between receive and send ships its journal at once, so that it travels meanwhile. A process that
+//! answers at once waits at the gate either way; shipping early costs it a system call, a wake-up and an acknowledgement more.
+//! Which of them a process is shows at the gate, and changes with what it does.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const WORTH: usize = 1 << 10;
 /// How outcomes are shipped now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// At once. So many were since the last gate.
+    /// At once. This many were since the last gate.
     AtOnce(u32),
     /// With what leaves next. When the first one since the last gate was recorded.
     Later(Option<Duration>),
@@ -59,12 +59,12 @@ impl Haste {
         }
     }
 
-    /// The process waits, and so many bytes of journal are not shipped. True: they are to be, now.
+    /// The process waits, and this many bytes of journal are not shipped. True: they are to be, now.
     pub fn handle_nothing(&mut self, now: impl FnOnce() -> Duration, unshipped: usize) -> bool {
         unshipped > 0 && (!matches!(self.way, Way::Lazily(_)) || self.handle_outcome(now, unshipped))
     }
 
-    /// A receiving call has had an outcome; so many bytes of journal are not shipped. True: they are to be, now.
+    /// A receiving call has had an outcome; this many bytes of journal are not shipped. True: they are to be, now.
     pub fn handle_outcome(&mut self, now: impl FnOnce() -> Duration, unshipped: usize) -> bool {
         match &mut self.way {
             Way::AtOnce(count) => {
@@ -151,7 +151,7 @@ mod tests {
         assert!(haste.handle_outcome(|| begin + LAZY, WORTH) && haste.handle_nothing(|| begin + LAZY, WORTH));
         assert!(!haste.handle_outcome(|| begin + LAZY, WORTH - 1) && haste.handle_outcome(|| begin + LAZIEST, 20));
         haste.handle_shipped();
-        assert!(!haste.handle_outcome(|| begin + LAZIEST, WORTH), "it begins anew");
+        assert!(!haste.handle_outcome(|| begin + LAZIEST, WORTH), "it begins again");
         assert!(haste.handle_outcome(|| begin + LAZIEST, MUCH_LAZILY));
     }
 

@@ -35,33 +35,34 @@ pub struct Ship<'a> {
     pub causes: Option<NewCauses<'a>>,
 }
 
-/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: so many threads, and as much for each. Only such outcomes are short, what is
-/// ready is recorded at once.
+/// Bytes beyond a journal's capacity for outcomes of calls that were promised room, and have waited since: this many threads, and
+/// as much for each. Only such outcomes are short, what is ready is recorded at once.
 pub const RESERVE: usize = 64 * 128;
 
 /// A place in the table of threads.
 #[derive(Debug, Clone, Copy, Default)]
 struct Thread {
-    /// Follows from which thread created it, and as which of its threads; 0: the process's first one.
+    /// The thread's name: it follows from which thread created it, and as which of its threads; 0: the process's first one.
     name: u64,
     /// Whether the thread has not ended. A place of a thread that has ended is used again.
     alive: bool,
-    /// What the log calls it, if it had an outcome.
+    /// The number by which the log calls the thread, if it had an outcome.
     number: Option<u32>,
-    /// Empty outcomes since its last outcome.
+    /// Empty outcomes since the thread's last outcome.
     empties: u64,
-    /// Bytes that it has sent since its last outcome.
+    /// Bytes that the thread has sent since its last outcome.
     sent: u64,
-    /// What [`Journal::all_sent`] was at the last one, and what `sent` was.
+    /// What [`Journal::all_sent`] was at the last empty outcome, and what `sent` was.
     at: (u64, u64),
     /// A reading of a clock that the rule gave, if nothing else has come of a call since.
     reading: Option<Reading>,
-    /// The same two sums when a send of this thread that does not wait was last taken whole, if the log does not say that it was.
+    /// The two sums of `at` when a send of this thread that does not wait was last taken whole, if the log does not say that it was.
     taken: Option<(u64, u64)>,
 }
 
 impl Thread {
-    /// When a send was last taken whole of which the log says nothing, after an outcome that stood after `own` bytes of this thread, and after `recorded` bytes of all.
+    /// When a send was last taken whole of which the log says nothing, after an outcome that stood after `own` bytes of this
+    /// thread, and after `recorded` bytes of all.
     fn taken_after(&self, own: Option<u64>, recorded: u64) -> Option<(u64, u64)> {
         self.taken.filter(|(all, at)| own.map_or(*all > recorded, |own| *at > own))
     }
@@ -78,7 +79,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// What it is once the reading of this clock is recorded that has come after so many without a record. None: that is this one.
+    /// What remains of this reading once the reading of `clock` after `skipped` unrecorded ones is recorded. None: this reading
+    /// is that one.
     fn after(self, clock: u32, skipped: u64) -> Option<Reading> {
         if self.clock != clock {
             return Some(self);
@@ -95,20 +97,22 @@ pub(crate) struct Stood {
     pub(crate) number: u32,
     /// The thread's name, if this is its first outcome.
     pub(crate) begins: Option<u64>,
-    /// After so many bytes of all threads.
+    /// After this many bytes of all threads.
     pub(crate) sent: u64,
-    /// After so many bytes of its own thread, if the log says that.
+    /// After this many bytes of its own thread, if the log says that.
     pub(crate) own: Option<u64>,
 }
 
-/// What an outcome leaves of what is counted of its thread.
+/// What remains of the counts of an outcome's thread, once the outcome is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     /// Nothing: a call had it.
     Nothing,
-    /// Empty outcomes beyond so many: it is one of them itself. If there were as many already, its thread has gone on, and a reading was made after them.
+    /// Empty outcomes beyond `passed`; the outcome is itself one of those that are taken off. If the thread had made as many
+    /// already, it has gone on, and a reading was made after them.
     Empties { passed: u64 },
-    /// Empty outcomes beyond so many, and what was read since: it is the reading of this clock after so many that were not recorded, and its thread has made it already.
+    /// Empty outcomes beyond `passed`, and the readings since. The outcome belongs to the clock reading after `passed` empty
+    /// outcomes and `skipped` unrecorded readings. The thread has already made that reading.
     Reading { passed: u64, clock: u32, skipped: u64 },
     /// All: it belongs to no call ([`Determinant::Taken`]).
     All,
@@ -129,7 +133,7 @@ pub struct Journal {
     capacity: usize,
     stable: u64,
     shipped: u64,
-    /// The threads. Not all of the memory is touched before there are so many.
+    /// The threads. Not all of the memory is touched before there are this many.
     threads: Vec<Thread>,
     /// How many of them are alive.
     alive: usize,
@@ -150,8 +154,9 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for so many threads at once; the process's first one has begun. No outcome's code may be longer
-    /// than `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
+    /// An empty journal that keeps `capacity` bytes, and [`RESERVE`] more if it must, for this many threads at once; the
+    /// process's first one has begun. No outcome's code may be longer than `longest` bytes ([`limits::DETERMINANT`] unless
+    /// readiness sets are kept smaller).
     ///
     /// # Panics
     /// If the ring could not hold two of the longest codes, or more than one message carries.
@@ -206,8 +211,9 @@ impl Journal {
         Span { start: self.ring.start(), end: self.ring.end() }
     }
 
-    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that waits meanwhile, for a node's answer or for a signal, there is
-    /// still room ([`RESERVE`]), also if others fill the journal, or the next log holds less of it.
+    /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that
+    /// waits meanwhile, for a node's answer or for a signal, there is still room ([`RESERVE`]), also if others fill the journal,
+    /// or the next log holds less of it.
     pub fn has_room(&self) -> bool {
         (self.end() - self.stable) as usize + self.scratch.len() <= self.capacity
     }
@@ -355,7 +361,7 @@ impl Journal {
         self.append_between(thread, outcome, bytes, bytes)
     }
 
-    /// The same, if not all of these bytes are the thread's own.
+    /// Records an outcome that stands before the last `bytes` sent, of which `own_bytes` are the thread's own.
     fn append_between(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64, own_bytes: u64) -> Result<(), Error> {
         let Thread { name, number, empties, sent: own, .. } = self.thread_at(thread)?;
         let sent = self.sent.saturating_sub(bytes);
@@ -389,10 +395,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in the log: how often nothing was found, times
-    /// that the rule gave, and that sends were taken that would have failed with less room. So these are recorded now, and repeated after a death whether or not a peer waits for
-    /// what this process sends. What there is no room for is left for the next call: the gate is shut until there is. If a reading was recorded: of which clock, and how many
-    /// that were not came before it.
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in
+    /// the log: how often nothing was found, times that the rule gave, and that sends were taken that would have failed with less
+    /// room. So these are recorded now, and repeated after a death whether or not a peer waits for what this process sends. What
+    /// there is no room for is left for the next call: the gate is shut until there is. If a reading was recorded: of which
+    /// clock, and how many that were not came before it.
     pub(crate) fn record_choices(&mut self, thread: u32) -> Result<Option<(u32, u64)>, Error> {
         // The reading comes after the last empty outcome: that would have made it none.
         let reading = self.thread_at(thread)?.reading.map(|reading| (reading, self.since(thread, reading.at)));
@@ -465,7 +472,7 @@ impl Journal {
         Ok(())
     }
 
-    /// This thread has sent so many bytes.
+    /// This thread has sent this many bytes.
     pub fn handle_sent(&mut self, thread: u32, bytes: u64) {
         if let Some(thread) = self.threads.get_mut(thread as usize) {
             thread.sent += bytes;
@@ -513,7 +520,7 @@ impl Journal {
         is_any.then(|| self.ship())
     }
 
-    /// The same, perhaps without bytes.
+    /// What is to be shipped now, perhaps without bytes; it counts as shipped.
     pub(crate) fn ship(&mut self) -> Ship<'_> {
         let (position, end) = (self.shipped, self.end());
         self.shipped = end;
@@ -521,7 +528,7 @@ impl Journal {
         Ship { position, head, tail, causes: None }
     }
 
-    /// Nothing, behind what was shipped.
+    /// Nothing, after what was shipped.
     pub(crate) fn ship_nothing(&self) -> Ship<'static> {
         Ship { position: self.shipped, head: &[], tail: &[], causes: None }
     }
@@ -537,8 +544,8 @@ impl Journal {
         Ok(())
     }
 
-    /// A protector, this one or another, answered the hello: it holds everything up to `held`. What it lacks is shipped again;
-    /// where that is gone, its log begins with what is left, and an image is needed: then this is true.
+    /// The protector holds the journal up to `held`; the rest is shipped again. Returns true if part of the rest is gone: the log
+    /// then begins later and needs an image.
     pub fn handle_welcome(&mut self, held: u64) -> Result<bool, Error> {
         if held > self.end() {
             return Err(Error::Protector("it holds journal that was not written"));

@@ -62,7 +62,8 @@ pub struct Config {
     pub causes: Option<causes::Bounds>,
     /// What is received from processes of the job stays with its senders, until an image covers it.
     pub payload_stays: bool,
-    /// Bytes of a connection that no socket has taken yet, at most, where sends do not wait: a part of a longer one is taken. Programs go slower by that, as kernels have them do.
+    /// Bytes of a connection that no socket has taken yet, at most, where sends do not wait: a part of a longer one is taken.
+    /// Programs go slower by that, as kernels have them do.
     pub unsent: u64,
 }
 
@@ -108,7 +109,7 @@ pub struct Observer {
     me: ProcessId,
     incarnation: Incarnation,
     journal: Journal,
-    /// What it depends on of others, if that goes with what it sends.
+    /// What this process depends on of others (`--log causal` only).
     causes: Option<Causes>,
     payload: PayloadLog,
     outbox: Outbox,
@@ -116,7 +117,7 @@ pub struct Observer {
     checkpoints: Checkpoints,
     /// While this incarnation catches up.
     replay: Option<Replay>,
-    /// It has printed something after its log was over and before it was live: from there on its journal is its own.
+    /// The process has printed something after its log was over and before it was live: from there on its journal is its own.
     resumed: bool,
     /// Outcomes that this incarnation was served from its log.
     replayed: u64,
@@ -144,7 +145,7 @@ impl Observer {
         Observer::begins_at(me, incarnation, 0, config)
     }
 
-    /// The same, with a journal from this position on.
+    /// The observer of a process that begins as this incarnation, with a journal from this position on.
     pub fn begins_at(me: ProcessId, incarnation: Incarnation, journal: u64, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
         table.begin(me.job, incarnation.epoch);
@@ -235,12 +236,12 @@ impl Observer {
         self.replay.as_ref()?.overdue(&self.journal, patience)
     }
 
-    /// Where the next outcome stands in the journal of then; live, where the journal ends.
+    /// Where the next outcome stands in the recorded journal; in a live process, where the journal ends.
     pub fn log_position(&self) -> u64 {
         self.replay.as_ref().map_or(self.journal.end(), Replay::position)
     }
 
-    /// Bytes of the journal of then that were not served yet.
+    /// Bytes of the recorded journal that were not served yet.
     pub fn left_of_log(&self) -> u64 {
         self.replay.as_ref().map_or(0, |replay| replay.end() - replay.position())
     }
@@ -273,8 +274,9 @@ impl Observer {
         self.journal.end_thread(thread);
     }
 
-    /// What this incarnation has done towards the next outcome of its log, or, where that is over, towards Gate B: bytes sent again, and received. It grows only as long as
-    /// re-execution gets on, and is bounded: what a process sends that goes another way does not count.
+    /// What this incarnation has done towards the next outcome of its log, or, where that is over, towards Gate B: bytes sent
+    /// again, and received. It grows only as long as re-execution gets on, and is bounded: what a process sends that goes another
+    /// way does not count.
     pub fn done_again(&self) -> u64 {
         let Some(replay) = &self.replay else { return 0 };
         let taken: u64 = self.table.iter().map(|(_, c)| c.incoming.taken - c.incoming.consumed).sum();
@@ -295,7 +297,7 @@ impl Observer {
         self.fenced.map_or(Ok(()), |newest| Err(Error::Fenced(newest)))
     }
 
-    /// What the log says to `ask`; live, that there is room to record what comes of it.
+    /// Consults the log for `ask`. Live, checks that the journal has room for the outcome.
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
         let sends = matches!(ask, Ask::Send { .. });
@@ -364,8 +366,8 @@ impl Observer {
         self.replay.is_none() || self.resumed
     }
 
-    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing, and one of its threads may have read the
-    /// clock more often. The log is over all the same.
+    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that
+    /// there is nothing, and one of its threads may have read the clock more often. The log is over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
         loop {
             self.pass_readings()?;
@@ -385,7 +387,8 @@ impl Observer {
         self.replay.as_ref().and_then(Replay::outcome).ok_or(Error::Protector("the log changed under replay"))
     }
 
-    /// The bytes of the outcome that is next, which answers `ask`, into `room`. Returns how many. `another` and `less`: what is said of an outcome without such bytes, and of too little room.
+    /// The bytes of the outcome that is next, which answers `ask`, into `room`. Returns how many. `another` and `less`: what is
+    /// said of an outcome without such bytes, and of too little room.
     fn serve_bytes(&mut self, ask: Ask, room: &mut [u8], another: &'static str, less: &'static str) -> Result<usize, Error> {
         let bytes = match self.outcome()? {
             outcome @ (Determinant::Input { bytes } | Determinant::Kernel { bytes, .. }) if ask.fits(&outcome) => bytes,

@@ -7,18 +7,21 @@
 //! take seven times what it leaves free: what its receiver has read is kept there, too, and lines are dear. Everything
 //! in the outbox has passed the gate: it may leave, and leave again, at any time.
 //!
-//! The pool has four parts of the size that was asked for. A live process takes room in one. The others are for what was sent in an earlier life and has to be sent again: it must find
-//! room, whatever has got ahead of it, or its receivers would wait for ever. Memory of a part that was never needed is never touched.
-//! - When the log is over, what a receiver had, and a share of what one that catches up may still ask for, takes room while two parts have some: another thread may have filled one
-//!   with what it had not sent then. All of that may be kept when the process lives again, so what is in its turn in a later replay has room in two parts, too.
-//! - In replay a thread may get ahead of its turn. What was sent then by one of the threads, the log does not say which one, takes room while two parts have some; what no
-//!   thread had sent then, as far as the log says, takes its share of one. As much as was taken ahead is given back to what is in its turn.
+//! The pool has four parts, each of the requested size. A live process uses one. The others hold what an earlier incarnation sent
+//! and this one must send again. Without them a thread ahead of its turn could take that room, and the receivers would wait
+//! forever. Memory of a part that was never needed is never touched.
+//! - When the log is over, bytes that a receiver already has, and a share of what one that catches up may still ask for, may use
+//!   two parts: another thread may have filled one with bytes that the recorded run had not sent.
+//! - In replay, for a thread ahead of its turn, bytes that some thread sent in the recorded run may use two parts (the log does
+//!   not name the thread); bytes that, by the log, no thread had sent get a share of one.
+//! - In replay, for the thread whose turn it is, bytes may use two parts and as many blocks more as were taken ahead: all that
+//!   filled two parts when the log was over may still be kept, and a later replay sends it in its turn.
 
 use std::ops::Range;
 
-/// A stream may take so many times what it leaves free, where recovery lines free the outbox.
+/// A stream may take this many times what it leaves free, where recovery lines free the outbox.
 const SHARE_WITH_LINES: usize = 7;
-/// Parts for what was sent then by a thread that the log does not name.
+/// Parts for what a thread that the log does not name sent in the recorded run.
 const PARTS_OF_ANY: usize = 2;
 /// Parts for what has to be sent again.
 const PARTS_AGAIN: usize = 2;
@@ -90,7 +93,7 @@ pub struct Outbox {
     part: usize,
     /// Blocks that were taken ahead in this replay.
     early: usize,
-    /// A stream may take so many times what it leaves free.
+    /// A stream may take this many times what it leaves free.
     share: usize,
 }
 
@@ -152,14 +155,14 @@ impl Outbox {
         self.share_of(self.part, queue)
     }
 
-    /// Blocks that `queue` could take of so many. A queue that has none gets one as long as there are any.
+    /// Blocks that `queue` could take of this many. A queue that has none gets one as long as there are any.
     fn share_of(&self, blocks: usize, queue: &Queue) -> usize {
         let (free, own) = (self.free_of(blocks), self.blocks_of(queue));
         let more = (free * self.share).saturating_sub(own) / (self.share + 1);
         if own == 0 { more.max(free.min(1)) } else { more }
     }
 
-    /// Blocks that are left of so many.
+    /// Blocks that are left of this many.
     fn free_of(&self, blocks: usize) -> usize {
         blocks.min(self.next.len()).saturating_sub(self.used)
     }
@@ -173,7 +176,7 @@ impl Outbox {
         self.bytes_in(queue, self.blocks_for(queue))
     }
 
-    /// Free bytes of the queue's last block and of so many more.
+    /// Free bytes of the queue's last block and of this many more.
     fn bytes_in(&self, queue: &Queue, more: usize) -> usize {
         let filled = (queue.end % self.block as u64) as usize;
         let last = if queue.tail == NONE { 0 } else { (self.block - filled) % self.block };
@@ -198,7 +201,7 @@ impl Outbox {
         Some(block)
     }
 
-    /// Nothing is kept. Every queue is to be filled anew: [`Outbox::refill`].
+    /// Nothing is kept. Every queue is to be filled again: [`Outbox::refill`].
     pub fn clear(&mut self) {
         (self.free, self.fresh, self.used) = (NONE, 0, 0);
     }
@@ -219,22 +222,25 @@ impl Outbox {
         self.append_at_most(queue, bytes, self.room(queue))
     }
 
-    /// The same in replay, for what is in its turn: the shares were decided then, and all that is free may be taken. It is enough: what was stable then is, and blocks begin at the same
-    /// offsets, so of each stream at most the blocks of then are kept, besides those that were taken ahead.
+    /// Appends in replay, for the thread whose turn it is. It may use all free room, because the recorded run already decided the
+    /// shares. The room suffices: what was stable then is stable now, and blocks start at the same offsets. So of each stream at
+    /// most the blocks of the recorded run are kept, besides those that were taken ahead.
     pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
         self.append_within(queue, bytes, usize::MAX, self.part * PARTS_AGAIN + self.early)
     }
 
-    /// The same when the log is over. The first `known` bytes were sent then: the receiver has had them. Of what follows this is not known. If the receiver itself is catching up,
-    /// it may still ask for some of it, so it takes a share of more than one part.
+    /// Appends when the log is over. The first `known` bytes were sent in the recorded run: the receiver has them. Whether the
+    /// rest was sent is not known. If the receiver itself is catching up, it may still ask for some of the rest, so that takes a
+    /// share of more than one part.
     pub fn append_settled(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, is_owed: bool) -> usize {
         let all = self.part * PARTS_AGAIN;
         let owed = if is_owed { self.bytes_in(queue, self.share_of(all, queue)) } else { 0 };
         self.append_within(queue, bytes, known.max(owed), all)
     }
 
-    /// The same, if it is another thread's turn in replay. The first `then` bytes were sent then, perhaps by a third thread or by the one whose turn it is. The call may not
-    /// have been over, so what follows takes no more than the queue's share.
+    /// Appends in replay, while it is another thread's turn. The first `then` bytes were sent in the recorded run, perhaps by a
+    /// third thread or by the one whose turn it is. The recorded call may not have been over, so the rest takes no more than the
+    /// queue's share.
     pub fn append_early(&mut self, queue: &mut Queue, bytes: &[u8], then: usize) -> usize {
         let before = self.used;
         let taken = self.append_within(queue, bytes, then, self.part * PARTS_OF_ANY);
@@ -242,7 +248,7 @@ impl Outbox {
         taken
     }
 
-    /// Appends what the queue's share has room for, and of the first `known` bytes what so many blocks have room for.
+    /// Appends what the queue's share has room for, and of the first `known` bytes what this many blocks have room for.
     fn append_within(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, blocks: usize) -> usize {
         let all = self.bytes_in(queue, self.free_of(blocks));
         self.append_at_most(queue, bytes, self.room(queue).max(known.min(all)))
@@ -255,7 +261,8 @@ impl Outbox {
         bytes.len()
     }
 
-    /// Takes room for so many bytes, which [`Outbox::room`] has said there is. They are there when [`Outbox::fill`] has put them.
+    /// Takes room for this many bytes, which [`Outbox::room`] has said there is. They are there when [`Outbox::fill`] has put
+    /// them.
     pub fn reserve(&mut self, queue: &mut Queue, bytes: usize) -> Place {
         let (from, mut left) = (queue.end, bytes);
         let mut first = (queue.tail, from - from % self.block as u64);

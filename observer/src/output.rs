@@ -1,8 +1,8 @@
 //! One stream that a process prints: standard output or standard error, exactly once as far as the process goes (G3).
 //!
-//! What the process has written is counted, and its last bytes are kept, because the pipe's other end may be lost with the node before it has passed them on. The copy
-//! travels in the image. A process that is restored from it first writes that copy once more into its new pipe. [`Output::offset`] says where the copy begins in the
-//! stream, so the host drops what it knows.
+//! What the process has written is counted, and its last bytes are kept, because the pipe's other end may be lost with the node
+//! before it has passed them on. The copy travels in the image. A process that is restored from it first writes that copy once
+//! more into its new pipe. [`Output::offset`] says where the copy begins in the stream, so the host drops what it knows.
 //!
 //! A value without a pipe: the caller says what the pipe has taken, and writes what it is told.
 
@@ -59,7 +59,7 @@ impl Output {
         Some(&next[..next.len().min(most)]).filter(|owed| !owed.is_empty())
     }
 
-    /// The pipe has taken so many of the bytes of [`Output::owed`].
+    /// The pipe has taken this many of the bytes of [`Output::owed`].
     pub fn handle_written_again(&mut self, count: usize) {
         let next = self.again.map(|from| from + count as u64);
         self.again = next.filter(|from| *from < self.ring.end());

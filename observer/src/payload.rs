@@ -52,8 +52,9 @@ pub struct PayloadLog {
     line: Option<u32>,
 }
 
-/// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these would give them to the next incarnation, which may
-/// have to go another way. So they are shipped when the journal is stable that far.
+/// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these
+/// would give them to the next incarnation, which may have to go another way. So they are shipped when the journal is stable that
+/// far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Closed {
     /// Units before this may be shipped.
@@ -112,7 +113,7 @@ impl PayloadLog {
         self.line
     }
 
-    /// It makes its image of this line.
+    /// The process makes its image of this line.
     pub(crate) fn handle_line(&mut self, line: u32) {
         self.line = self.line.map(|newest| newest.max(line));
     }
@@ -191,7 +192,7 @@ impl PayloadLog {
         self.ring.push(&[0]);
     }
 
-    /// The next piece to be shipped, at most so many bytes and [`limits::LOG_CHUNK`]; it counts as shipped.
+    /// The next piece to be shipped, at most this many bytes and [`limits::LOG_CHUNK`]; it counts as shipped.
     pub fn poll_ship(&mut self, most: usize) -> Option<Piece<'_>> {
         let until = self.closed.map_or(u64::MAX, |closed| closed.to);
         if until <= self.shipped {

@@ -1,11 +1,14 @@
 //! When the next recovery line is asked for, because the outbox fills and the line frees some of it.
 //!
-//! Too early costs images that would not have been needed yet, too late makes sends wait. The first line is asked for when an eighth is in use: it takes longest, for files and
-//! memory are new. What was sent while a line was made, and what could not be because sends waited for it, shows how much room the next one needs: half as much again, for no two lines take the same time, and not much less than the line before.
+//! Too early costs images that would not have been needed yet, too late makes sends wait. The first line is asked for when an
+//! eighth is in use: it takes longest, for files and memory are new. What was sent while a line was made, and what could not be
+//! because sends waited for it, shows how much room the next one needs: half as much again, for no two lines take the same time,
+//! and not much less than the line before.
 //!
-//! Where the outbox fills within a second or two the processors are what the job waits for. Then a line that is made beside the sends costs more than the wait for it: with lines asked
-//! for at a half, windows of 16 messages of 4 MiB took twice as long as with the last sixteenth (docs/performance.md). So the room is at most the part of the outbox that the time to fill
-//! it is of ten seconds.
+//! Where the outbox fills within a second or two the processors are what the job waits for. Then a line that is made beside the
+//! sends costs more than the wait for it: with lines asked for at a half, windows of 16 messages of 4 MiB took twice as long as
+//! with the last sixteenth (docs/performance.md). So the room is at most the part of the outbox that the time to fill it is of
+//! ten seconds.
 
 use std::time::Duration;
 
@@ -122,7 +125,7 @@ mod tests {
     const CAPACITY: usize = 1 << 30;
     const STEP: Duration = Duration::from_millis(2);
 
-    /// A job with one stream, of so many bytes in a second, whose lines take so long.
+    /// A job with one stream, of this many bytes in a second, whose lines take so long.
     struct Job {
         pressure: Pressure,
         now: Duration,

@@ -1,15 +1,16 @@
 //! Replay: the log's outcomes, served again to a program that re-executes.
 //!
-//! Outcomes are served in the order of the log, each at its place: on its thread, after as many empty outcomes as then
-//! (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
+//! Outcomes are served in the order of the log, each at its place: on its thread, after as many empty outcomes as in the recorded
+//! run (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
 //! program asks in between gets an empty outcome, so the pattern of calls around an outcome may differ.
 //!
-//! Several threads: the outcomes of all of them are served in the order in which they were recorded. A thread that comes to the place of its next outcome
-//! before the others have had theirs waits its turn ([`Served::Turn`]), also in a call that does not wait: if it were told that there is nothing, it would hear that more
-//! often than then. The log is read ahead for the place of that outcome, as far as it is here.
+//! Several threads: the outcomes of all of them are served in the order in which they were recorded. A thread that reaches its
+//! next outcome before the earlier outcomes are served waits for its turn ([`Served::Turn`]), even in a call that does not wait.
+//! Otherwise it would find nothing more often than in the recorded run. The log is read ahead for the place of that outcome, as
+//! far as it is here.
 //!
-//! Gate A: an outcome is served only after the bytes sent before it then have been sent again. Gate B (after the log ends, until
-//! every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
+//! Gate A: an outcome is served only after the bytes that the recorded run had sent before it were sent again. Gate B (after the
+//! log ends, until every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
 
 #[cfg(test)]
 mod tests;
@@ -20,11 +21,12 @@ use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall};
 use crate::error::Error;
 use crate::journal::{Journal, Left, Stood};
 
-/// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in a program that goes by the clock another
-/// thread may wait for what this one does next. The caller waits about half a millisecond each time.
+/// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in
+/// a program that goes by the clock another thread may wait for what this one does next. The caller waits about half a
+/// millisecond each time.
 const TURNS: u32 = 20_000;
-/// The same for a reading of a clock that is in the log further on: then it is told what the log has. Its thread may hold a lock that another thread needs to come to the outcome that
-/// is next, and what it is told depends on no other outcome.
+/// How often a reading of a clock that is in the log further on is made to wait; then it is told what the log has. Its thread may
+/// hold a lock that another thread needs to come to the outcome that is next, and what it is told depends on no other outcome.
 const READING_TURNS: u32 = 20;
 
 /// What the program asks for.
@@ -77,7 +79,7 @@ pub enum Ask {
         /// Which call.
         call: KernelCall,
     },
-    /// That bytes are taken.
+    /// Whether bytes are taken.
     Send {
         /// The descriptor.
         fd: u32,
@@ -85,7 +87,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// That a call with this question, which waits, waits for what did not happen then.
+    /// Text for a divergence: a call of this kind waits for something that did not happen in the recorded run.
     fn waits_in_vain(self) -> &'static str {
         match self {
             Ask::Recv { .. } => "now it is in a recv that waits",
@@ -146,7 +148,8 @@ pub enum Served {
     Turn,
     /// The log must be fetched further: [`Replay::wanted`].
     Fetch,
-    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last one, and that is recorded after so many readings.
+    /// Of a reading of a clock: it is in the log, after outcomes of other threads that do not come. So much later than the last
+    /// one, and that is recorded after this many readings.
     Early(i64, u64),
     /// The log is over.
     Over,
@@ -167,13 +170,13 @@ struct Head {
 }
 
 impl Head {
-    /// Gate A: what was sent before it then has been sent again.
+    /// Gate A: what the recorded run had sent before the outcome has been sent again.
     fn is_open(&self, journal: &Journal) -> bool {
         journal.sent() >= self.sent
     }
 
-    /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it has found nothing as often as then, and
-    /// has sent as much.
+    /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it
+    /// has found nothing as often as in the recorded run, and has sent as much.
     fn is_reached(&self, journal: &Journal, thread: u32, sends: bool) -> bool {
         let has_sent = self.own.is_none_or(|own| journal.sent_by(thread) >= own);
         if sends { has_sent } else { journal.empties(thread) >= self.empties }
@@ -182,16 +185,16 @@ impl Head {
     /// Whether it was recorded only for what left after it, and what it says has happened once more: it belongs to no call that is still to come.
     fn is_loose(&self, outcome: &Determinant<'_>, journal: &Journal) -> bool {
         let has_happened = match outcome {
-            // Another thread may have sent more than then.
+            // Another thread may have sent more than in the recorded run.
             Determinant::Taken => self.has_sent_own(journal),
-            // Its thread may have found nothing then before its turn, as here.
+            // In the recorded run, too, the outcome's thread may have found nothing before its turn.
             Determinant::Nothing => self.empties(journal) > self.empties,
             _ => false,
         };
         has_happened && self.is_open(journal)
     }
 
-    /// Whether its own thread has sent as much as then, if the log says how much that was.
+    /// Whether the outcome's own thread has sent as much as in the recorded run, if the log says how much that was.
     fn has_sent_own(&self, journal: &Journal) -> bool {
         self.own.is_none_or(|own| journal.sent_of(self.thread, self.begins) >= own)
     }
@@ -227,10 +230,10 @@ enum Kind {
     /// Of a reading of this clock.
     Time {
         clock: u32,
-        /// After so many readings of it by the rule.
+        /// After this many readings of it by the rule.
         before: u64,
         difference: i64,
-        /// After so many since the record before.
+        /// After this many since the record before.
         own: u64,
     },
     Other,
@@ -253,13 +256,13 @@ impl Kind {
 /// The next outcome of one thread, as far as the log is here.
 #[derive(Debug, Clone, Copy)]
 enum Ahead {
-    /// It is here.
+    /// The outcome is here.
     Here(Head, Kind),
-    /// There is only that it finds nothing, once it has found nothing so often already.
+    /// The log has only that the thread finds nothing, once it has found nothing so often already.
     Nothing(u64),
-    /// It may be in what has not come yet.
+    /// The outcome may be in what has not come yet.
     Coming,
-    /// There is none, or it is too far ahead to be read.
+    /// The log has no more outcome of the thread, or it is too far ahead to be read.
     Unknown,
 }
 
@@ -286,15 +289,15 @@ pub struct Replay {
 /// An outcome that is not asked for: re-execution goes another way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overdue {
-    /// Its position in the journal.
+    /// The outcome's position in the journal.
     pub position: u64,
-    /// The number of its thread.
+    /// The number of the outcome's thread.
     pub thread: u32,
-    /// The call that had it then, in [`CALLS`].
+    /// The call that had the outcome in the recorded run, in [`CALLS`].
     pub call: usize,
-    /// Empty outcomes of that thread since the last outcome, now and then.
+    /// Empty outcomes of that thread since the last outcome: now, and in the recorded run.
     pub empties: (u64, u64),
-    /// Bytes sent since the last outcome, now and then (Gate A).
+    /// Bytes sent since the last outcome: now, and in the recorded run (Gate A).
     pub sent: (u64, u64),
 }
 
@@ -414,7 +417,8 @@ impl Replay {
 
     fn find_ahead(&self, journal: &Journal, thread: u32) -> Ahead {
         let (mut at, mut before) = (self.at, self.thread);
-        // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has sent since: so it does not wait there.
+        // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has
+        // sent since: so it does not wait there.
         let (mut empties, mut own, mut nothing) = (0u64, 0, None);
         let (skipped, mut passed) = (journal.clocks.skipped(thread), [0u64; CLOCKS]);
         while at < self.filled
@@ -478,8 +482,8 @@ impl Replay {
         has_turns
     }
 
-    /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other threads may have had outcomes in the midst
-    /// of that call, after some of its bytes.
+    /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other
+    /// threads may have had outcomes in the midst of that call, after some of its bytes.
     pub(crate) fn part_ahead(&self, thread: u32) -> usize {
         match self.ahead {
             Some((of, Ahead::Here(_, Kind::Send(_, taken)))) if of == thread => taken as usize,
@@ -522,7 +526,7 @@ impl Replay {
             return Ok(Served::Outcome);
         }
         if at_its_place && blocking && !sends {
-            // Where a lock is free that was taken then, a thread does not look for how long it is to wait for it.
+            // Where a lock is free that was taken in the recorded run, a thread does not look for how long it is to wait for it.
             if matches!(outcome, Determinant::Time { .. }) && journal.threads() > 1 {
                 return Ok(Served::Missed);
             }
@@ -545,8 +549,10 @@ impl Replay {
         Ok(Some(NextReading { number: thread, begins, empties, clock, skipped, difference }))
     }
 
-    /// What the log has for a reading of a clock, of which `thread` has had so many by the rule since the last record: [`Served::Nothing`] if this one is by the rule, too.
-    /// By that it is `step` after the last one. A record of that is one for what left later: other outcomes may depend on what the thread has sent since, so it does not wait there.
+    /// Returns the log's answer to a clock reading, the one of `thread` after `skipped` readings by the rule since the last
+    /// record. [`Served::Nothing`]: this one is by the rule, too, `step` after the last one. If the record explains sends that
+    /// came later (its difference is `step`), the thread does not wait here, because outcomes of other threads may depend on
+    /// those sends.
     pub fn offer_time(
         &mut self,
         journal: &Journal,
@@ -571,17 +577,18 @@ impl Replay {
             }
             Ahead::Here(_, kind) => is_record(kind),
             Ahead::Coming => true,
-            // It was made before a call that has an outcome in the log, and is not there itself.
+            // The reading was made before a call that has an outcome in the log, and is not there itself.
             Ahead::Nothing(_) => false,
-            // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known when the others have had their outcomes, as far as
-            // they do not need what this thread sends next, or a lock that it holds.
+            // The record may be further than what is here at once. Or there is none, and this reading may be a new one: that is
+            // known when the others have had their outcomes, as far as they do not need what this thread sends next, or a lock
+            // that it holds.
             Ahead::Unknown if self.next_position() == self.end => gate_a && self.turns < READING_TURNS,
             Ahead::Unknown => true,
         };
         Ok(if is_due && self.has_turns() { Served::Turn } else { Served::Nothing })
     }
 
-    /// That re-execution goes another way, at the next outcome.
+    /// Error: re-execution diverges at the next outcome.
     pub(crate) fn diverged(&self, what: &'static str) -> Error {
         let (thread, call) = self.awaited().unwrap_or((self.thread, 0));
         Error::Diverged { position: self.position, thread, call, what }
@@ -601,12 +608,13 @@ impl Replay {
         Some(left.saturating_sub(own))
     }
 
-    /// Bytes that were sent again towards Gate A of the next outcome: no more than that asks for, for a process that goes another way may send for ever.
+    /// Bytes sent again towards Gate A, counted only up to what the gate needs: a diverging process may send without end.
     pub fn sent_again(&self, journal: &Journal) -> u64 {
         self.head.map_or(0, |head| journal.sent().min(head.sent))
     }
 
-    /// Whether the next outcome should have been asked for long ago: so many more calls of its thread found nothing than then. What it waits for.
+    /// What the next outcome waits for, if it should have been asked for long ago: its thread has found nothing more often than
+    /// in the recorded run, by more than `patience` calls.
     pub fn overdue(&self, journal: &Journal, patience: u64) -> Option<Overdue> {
         let head = self.head?;
         let (empties, sent) = (head.empties(journal), journal.sent());
@@ -619,7 +627,7 @@ impl Replay {
         })
     }
 
-    /// Whether the image has that call already: it stands between the call and what was printed then.
+    /// Whether the image has that call already: it stands between the call and what the recorded run printed.
     pub fn is_before_image(&self, journal: &Journal) -> bool {
         self.head.is_some_and(|head| head.empties(journal) > head.empties)
     }

@@ -1,7 +1,7 @@
 //! Whose code makes a call.
 //!
-//! MPI libraries and what they communicate with read clocks all the time, and nothing that the program sees depends on it: their readings are not recorded. The code that
-//! calls is known by the return address, and the library that this is in by its name.
+//! MPI libraries and what they communicate with read clocks all the time, and nothing that the program sees depends on it: their
+//! readings are not recorded. The code that calls is known by the return address, and the library that this is in by its name.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -32,7 +32,8 @@ const COMMUNICATE: [&str; 19] = [
 
 const PAGE: u32 = 12;
 const PAGES: usize = 256;
-/// What was found out, by page: the page's number, and whether the program's code is there; 0: nothing. A page of code keeps its meaning as long as its library is loaded.
+/// What was found out, by page: the page's number, and whether the program's code is there; 0: nothing. A page of code keeps its
+/// meaning as long as its library is loaded.
 static KNOWN: [AtomicU64; PAGES] = [const { AtomicU64::new(0) }; PAGES];
 
 /// Whether the code at this address is the program's, and not of a library that communicates for it.
@@ -55,8 +56,9 @@ fn belongs_to_program(path: &[u8]) -> bool {
     !is_provider && !COMMUNICATE.iter().any(|begin| name.starts_with(begin.as_bytes()))
 }
 
-/// Beginnings of the names of libraries that were seen to go another way when they are executed again, because their threads hand each other work by memory alone
-/// (docs/programs.md), and how long such a process may stand still when it is executed again, in milliseconds. Zero: none was seen to come back, so none is tried.
+/// Beginnings of the names of libraries that were seen to go another way when they are executed again, because their threads hand
+/// each other work by memory alone (docs/programs.md), and how long such a process may stand still when it is executed again, in
+/// milliseconds. Zero: none was seen to come back, so none is tried.
 pub const BY_MEMORY: [(&str, u64); 3] = [("cygrpc", 0), ("libgrpc", 0), ("libzmq", 1_500)];
 
 /// The library that has the code at this address, if it is one of [`BY_MEMORY`]: its place there.

@@ -1,6 +1,7 @@
-//! Children of a rank that take connections. A child is not protected, and its calls pass through; but a listener that it has from the rank is known as the rank's, and a
-//! protected caller greets there before it says what its program says. So a child tells the node before it takes connections at a listener: from then on callers find no
-//! protected process there. A caller that was told of the rank before is sent away; its program sees a connection that is over, as if the server had closed it.
+//! Children of a rank that take connections. A child is not protected, and its calls pass through; but a listener that it has
+//! from the rank is known as the rank's, and a protected caller greets there before it says what its program says. So a child
+//! tells the node before it takes connections at a listener: from then on callers find no protected process there. A caller that
+//! was told of the rank before is sent away; its program sees a connection that is over, as if the server had closed it.
 //!
 //! Each question has a connection of its own: a child may fork as well, and then nothing is shared.
 
@@ -113,8 +114,9 @@ fn is_for_the_rank(from: SocketAddr) -> bool {
     matches!(answer, Some(FromNode::Caller { caller: Some(_), .. }))
 }
 
-/// The connection is to end by a reset, as the kernel does it with those that no process has accepted. The caller may have given it up already, and come once more from the
-/// same address: that call is another connection, on which it greets. So the node forgets the caller only when it has greeted here.
+/// The connection is to end by a reset, as the kernel does it with those that no process has accepted. The caller may have given
+/// it up already, and come once more from the same address: that call is another connection, on which it greets. So the node
+/// forgets the caller only when it has greeted here.
 fn send_away(socket: &OwnedFd, from: SocketAddr) {
     let there = match sys::wait_for(socket.as_fd(), PollFlags::IN, GREETING_MS) {
         Ok(()) => rustix::net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0),
@@ -127,8 +129,9 @@ fn send_away(socket: &OwnedFd, from: SocketAddr) {
     _ = sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));
 }
 
-/// None: the node is gone. It is the one that has brought the rank back, if it was. One that is there and is late is asked again: without its answer a caller would wait for ever
-/// for a rank that accepts nobody, or what it says to the library would be given to the program.
+/// None: the node is gone. It is the one that has brought the rank back, if it was. One that is there and is late is asked again:
+/// without its answer a caller would wait forever for a rank that accepts no caller, or what it says to the library would be
+/// given to the program.
 fn ask(question: impl Fn(ProcessId) -> ToNode) -> Option<FromNode> {
     let (socket, process) = HOME.get()?;
     let question = question(*process);

@@ -1,11 +1,12 @@
 //! The children of the program, and what becomes of them for it when it is brought back.
 //!
-//! Children are not protected: a death of the node takes them along, and a restart brings back their parent alone. To the parent they have ended, each by SIGKILL, as a parent
-//! learns it of any child: by SIGCHLD, and by what `wait` and its kin say. A server that looks after its workers starts new ones then; without that it would wait for ever for
-//! children that are not there, and its callers would wait with it.
+//! Children are not protected: a death of the node takes them along, and a restart brings back their parent alone. To the parent
+//! they have ended, each by SIGKILL, as a parent learns it of any child: by SIGCHLD, and by what `wait` and its kin say. A server
+//! that looks after its workers starts new ones then; without that it would wait forever for children that are not there, and its
+//! callers would wait with it.
 //!
-//! A process that catches up is not told before it lives: what it did then it did with its children there. Only a `wait` that waits is told at once, for it ended then.
-//! Atomics alone, because a handler of SIGCHLD may come at any moment.
+//! A process that catches up is told only when it is live: its recorded run still had those children. Only a `wait` that waits is
+//! told at once, because in the recorded run it returned. Atomics alone, because a handler of SIGCHLD may come at any moment.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 
@@ -49,7 +50,7 @@ fn replace(known: &AtomicI32, before: i32, after: i32) -> bool {
 
 /// The program has this child from now on.
 pub fn begun(pid: i32) {
-    // A lost one that had the same pid is none of its any more.
+    // The pid is reused: forget the lost child that had it.
     let again = KNOWN.iter().any(|known| replace(known, -pid, pid));
     _ = again || KNOWN.iter().any(|known| replace(known, 0, pid));
 }
@@ -79,7 +80,7 @@ pub fn handle_restored() {
     }
 }
 
-/// It lives, and is to be told of the children that it has lost.
+/// The process is live, and is to be told of the children that it has lost.
 pub fn handle_live() {
     CATCHES_UP.store(false, Relaxed);
     TO_TELL.store(KNOWN.iter().any(|known| known.load(Relaxed) < 0), Relaxed);
@@ -102,7 +103,8 @@ pub enum Lost {
     None,
 }
 
-/// Looks for a lost child; `waits`: the call waits until there is one. `takes`: the program hears of the end, and then it is no child of its any more.
+/// Looks for a lost child; `waits`: the call waits until there is one. `takes`: the program hears of the end, and then the child
+/// is forgotten.
 pub fn look(which: Which, waits: bool, takes: bool) -> Lost {
     let lost = KNOWN.iter().find_map(|known| {
         let pid = known.load(Relaxed);

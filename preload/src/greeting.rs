@@ -29,7 +29,8 @@ const TO: usize = 8 + 4 + 1 + 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct To {
     pub process: ProcessId,
-    /// None: any incarnation, at a listener of the program's, where the process learns from its node which one calls. At a door, and as an answer: this incarnation alone.
+    /// None: any incarnation, at a listener of the program's, where the process learns from its node which one calls. At a door,
+    /// and as an answer: this incarnation alone.
     pub incarnation: Option<Incarnation>,
 }
 
@@ -74,7 +75,7 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it for so many milliseconds. None: it has not come.
+    /// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it for this many milliseconds. None: it has not come.
     pub fn read_within(
         &mut self,
         milliseconds: u64,
@@ -94,7 +95,8 @@ impl Incoming {
         }
     }
 
-    /// Takes what is there for `me`, without waiting. None: there is more to come. The socket's end, or anything but a greeting with the right code, is an error.
+    /// Takes what is there for `me`, without waiting. None: there is more to come. The socket's end, or anything but a greeting
+    /// with the right code, is an error.
     pub fn read(
         &mut self,
         fd: BorrowedFd<'_>,

@@ -125,12 +125,12 @@ pub struct Images {
     ended: Vec<(StreamId, u64)>,
     /// The connection on which the image is written.
     connection: Option<OwnedFd>,
-    /// When one is begun, upon which other one, and what the node hears of it.
+    /// Decides when an image begins, which image it builds on, and what the node is told.
     pub machine: images::Images,
 }
 
 impl Images {
-    /// No image yet; at most so many connections.
+    /// No image yet; at most this many connections.
     pub fn new(connections: usize) -> Self {
         let most = connections.min(limits::CUT_STREAMS);
         Images {
@@ -203,10 +203,10 @@ pub fn register() {
     });
 }
 
-/// The layer, in the signal's handler: only if no thread holds anything that is needed with it. It may be the thread below the handler that does, and the
-/// handler would wait for itself, with every signal blocked, for ever.
+/// Enters the layer in the signal's handler, if no thread holds anything that is needed with it. The thread below the handler may
+/// be the one that holds it; then the handler would wait for itself, with every signal blocked, without end.
 fn enter() -> Option<Held> {
-    // Set before the look: of a thread that finds something held and a thread that lets go of it, at least one notices the other.
+    // Set before looking. Either the handler sees the lock free, or the thread that releases the lock sees the flag.
     MISSED.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if is_anything_held() {
@@ -222,7 +222,8 @@ fn is_anything_held() -> bool {
     memory::is_held() || !ready::is_free()
 }
 
-/// Somebody has let go of a lock: the nudge that has found it held comes again. Inside the layer that waits until it is left.
+/// Called when a thread releases a lock. Repeats the nudge that found the lock held; inside the layer, the nudge waits until the
+/// thread leaves it.
 pub fn make_up() {
     let missed = MISSED.load(Ordering::SeqCst) && !layer::is_inside() && MISSED.swap(false, Ordering::SeqCst);
     if missed && radic_ckpt::nudge_self().is_err() {
@@ -374,7 +375,7 @@ mod tests {
         assert_eq!(done, 0);
     }
 
-    /// As in a handler that has interrupted its own thread in the middle of an allocation: to wait would be for ever.
+    /// As in a handler that has interrupted its own thread in the middle of an allocation: waiting would have no end.
     #[test]
     fn a_nudge_does_not_wait_for_the_heap_and_is_made_up_for() {
         ignore_nudges();

@@ -3,8 +3,9 @@
 //! Only rank 0 has a standard input, a pipe from its node. A restored process has a new pipe on descriptor 0, into which nothing comes before it is live: then
 //! its node is told how much the program has read in all its incarnations, and the terminal goes on from there, and says again what was lost in the old pipe.
 //!
-//! `read` and `readv` are hooks; the C library's own streams (`fgets`, `scanf`, `std::cin`) read through a slot of its table of stream operations, where our function is
-//! ([`crate::output`] says why). Whether the pipe is readable is logged as for a connection (`ops::ready`).
+//! `read` and `readv` are hooks; the C library's own streams (`fgets`, `scanf`, `std::cin`) read through a slot of its table of
+//! stream operations, where our function is ([`crate::output`] says why). Whether the pipe is readable is logged as for a
+//! connection (`ops::ready`).
 //!
 //! [`Determinant::Input`]: radic_wire::determinant::Determinant::Input
 

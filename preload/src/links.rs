@@ -107,7 +107,7 @@ impl Layer {
         value
     }
 
-    /// Ranks are lost: what this process knows of them, and no link to them is one any more.
+    /// Ranks are lost: break their links, and return what this process keeps of their journals.
     pub(crate) fn collect(&mut self, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
         self.drive(|links, cx| Ok(links.handle_collect(cx, lost)))
     }
@@ -138,8 +138,8 @@ impl Layer {
         }
     }
 
-    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For all else it is enough that the next message finds
-    /// that the node is gone.
+    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For
+    /// all else it is enough that the next message finds that the node is gone.
     pub(crate) fn tell_node(&mut self, message: &ToNode) {
         if let Err(error) = self.node.send(message)
             && matches!(message, ToNode::Finished { .. } | ToNode::Ended { .. } | ToNode::Where { .. })
@@ -237,7 +237,7 @@ impl Layer {
         }
     }
 
-    /// Greetings of visitors. A visitor that gives its socket up while its greeting waits for the gate is none any more.
+    /// Greetings of visitors. A visitor that gives its socket up while its greeting waits for the gate is no longer one.
     fn hear_visitors(&mut self) {
         let sockets: Vec<SocketId> = self.sockets.visitors.keys().copied().collect();
         for socket in sockets {
@@ -379,8 +379,8 @@ impl Layer {
         self.end_lingering(slot);
     }
 
-    /// A connection that is new here has come to the door: the program gets it by its next `accept`. Until then it is out of the way of the program's descriptors:
-    /// when it came is no outcome, and which numbers the program gets must not depend on it.
+    /// A connection that is new here has come to the door: the program gets it by its next `accept`. Until then it is out of the
+    /// way of the program's descriptors: when it came is no outcome, and which numbers the program gets must not depend on it.
     fn arrive(&mut self, connection: ConnectionId, socket: OwnedFd, ends: Option<Ends>) {
         let peer = rustix::net::getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
         let peer = ends.map(|ends| ends.from).or(peer);
@@ -450,8 +450,8 @@ impl Layer {
 
     // ---- ends
 
-    /// The socket of `slot` has ended, in one way or the other. The program sees nothing of it before it is known what that means: if the node does not say so at once,
-    /// a placeholder is behind its descriptor.
+    /// The link's socket ended. The program sees nothing of it before it is known what that means. If the node does not say so at
+    /// once, a placeholder stands in for the socket until it does.
     pub fn link_ended(&mut self, slot: Slot, why: Ending) {
         if self.replayer.is_some() {
             return self.handle_broken(slot, Errno::CONNRESET);

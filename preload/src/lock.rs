@@ -97,7 +97,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         let before = self.0.state.swap(FREE, Ordering::SeqCst);
-        assert_ne!(before, FREE, "a lock was freed that nobody held: two threads may have been in what it guards");
+        assert_ne!(before, FREE, "lock released while not held: two threads may have been in the critical section");
         if before == AWAITED {
             _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
         }

@@ -43,7 +43,7 @@ const SECRET_SPAN: usize = 64 << 20;
 const GRAIN: usize = 16;
 /// Largest alignment that a block can have: a page.
 const PAGE: usize = 4096;
-/// Freed blocks of at least so many bytes give their pages back.
+/// Freed blocks of at least this many bytes give their pages back.
 const LARGE: usize = 128 << 10;
 /// Sizes of 16, 32, 48, 64, then four to each doubling up to 4 GiB.
 const CLASSES: usize = 4 + 4 * 26;
@@ -196,13 +196,14 @@ pub fn forget_secrets() {
     }
 }
 
-/// Bytes of the stack that are overwritten after a key was made, or used for a code: more than any such computation takes, also with a signal's frame in its midst.
+/// Bytes of the stack that are overwritten after a key was made, or used for a code: more than any such computation takes, also
+/// with a signal's frame in its midst.
 const MADE: usize = 16 << 10;
 /// The same after records were sealed or opened, which is done in any thread, however small its stack is, and often.
 const SEALED: usize = 8 << 10;
 
-/// Makes or uses a key, and then overwrites what that has left on the stack, below the caller, and in registers. The result must hold no secret, but it may point to one
-/// that lies where secrets do.
+/// Makes or uses a key, and then overwrites what that has left on the stack, below the caller, and in registers. The result must
+/// hold no secret, but it may point to one that lies where secrets do.
 ///
 /// Without that an image of this process would have them: the stack is in it, and the registers of threads that a checkpoint's signal has interrupted.
 pub fn discreetly<R>(compute: impl FnOnce() -> R) -> R {

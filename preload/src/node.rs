@@ -189,8 +189,8 @@ impl Node {
     }
 }
 
-/// The last message of a process that diverges from its log, sent by whatever call finds that out; the layer is held. Waits until the node ends the process, a while at
-/// most.
+/// The last message of a process that diverges from its log, sent by whatever call finds that out; the layer is held. Waits until
+/// the node ends the process, a while at most.
 pub fn say_diverged(why: &str) {
     const ENDED_MS: u64 = 10_000;
     let fd = APPOINTED.load(Ordering::Relaxed);

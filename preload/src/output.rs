@@ -3,17 +3,19 @@
 //! Every write on one of these pipes comes by [`write()`]: through the gate, counted, and kept in an [`Output`], which decides what a restored process writes
 //! once more. In replay the program's writes are done again, after that.
 //!
-//! How every write gets here: `write` and its kin are hooks, and that is what Fortran, Python and C++ without `sync_with_stdio` use. The C library's own streams
-//! (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that cannot be interposed. They do it through a slot of its table of stream operations,
-//! the exported `_IO_file_jumps`, and there is our function instead (`hooks::stdio::watch_streams`; only if the slot holds the exported
-//! `_IO_file_write`, so another C library is noticed, and told: G7). What else was thought of: a stream of our own as `stdout` (`fopencookie`) is too late for `std::cout`, which
-//! keeps the C library's stream since before our constructor runs, and breaks `freopen` and the descriptor in the stream; a pipe of our own with a
-//! reader needs a thread; counting by the node needs a conversation at every checkpoint, and cannot close the gate before a byte is in the pipe. With the slot
-//! nothing is different for the program: same stream, same buffer, same buffering (a pipe: full), same descriptor.
+//! How every write gets here: `write` and its kin are hooks, and that is what Fortran, Python and C++ without `sync_with_stdio`
+//! use. The C library's own streams (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that cannot be
+//! interposed. They do it through a slot of its table of stream operations, the exported `_IO_file_jumps`, and there is our
+//! function instead (`hooks::stdio::watch_streams`; only if the slot holds the exported `_IO_file_write`, so another C library is
+//! noticed, and told: G7). What else was thought of: a stream of our own as `stdout` (`fopencookie`) is too late for `std::cout`,
+//! which keeps the C library's stream since before our constructor runs, and breaks `freopen` and the descriptor in the stream; a
+//! pipe of our own with a reader needs a thread; counting by the node needs a conversation at every checkpoint, and cannot close
+//! the gate before a byte is in the pipe. With the slot nothing is different for the program: same stream, same buffer, same
+//! buffering (a pipe: full), same descriptor.
 //!
 //! Not covered: `syscall(SYS_write, ..)`, and children. A child's bytes are in the pipe uncounted. If the process is restarted,
-//! its home has that many bytes more than the process knows of, and drops as many of what comes next: output of a program with children that print may lack bytes
-//! after a restart (the node's log tells of each program that starts children anyway).
+//! its home has that many bytes more than the process knows of, and drops as many of what comes next: output of a program with
+//! children that print may lack bytes after a restart (the node's log tells of each program that starts children anyway).
 
 use std::io::IoSlice;
 

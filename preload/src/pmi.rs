@@ -1,9 +1,10 @@
-//! The connection to the process manager (PMI-1: lines of text, a question and its answer at a time). What it answers is in the log, like all that a process finds out: a process
-//! that catches up is answered from there, at the same places. A question that has no answer yet is asked again on the new connection, where the log is over.
+//! The connection to the process manager (PMI-1: lines of text, a question and its answer at a time). What it answers is in the
+//! log, like all that a process finds out: a process that catches up is answered from there, at the same places. A question that
+//! has no answer yet is asked again on the new connection, where the log is over.
 //!
-//! The node where a process goes on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What has changed that since (a fence that was passed, a
-//! key that was put) the process tells it again, and keeps the answer to itself. Names that it has published were known to its node, which may be gone: it publishes them again
-//! when its log is over.
+//! The node where a process goes on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands.
+//! What has changed that since (a fence that was passed, a key that was put) the process tells it again, and keeps the answer to
+//! itself. Names that it has published were known to its node, which may be gone: it publishes them again when its log is over.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -172,7 +173,8 @@ fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
 }
 
 impl Pmi {
-    /// The connection on the descriptor that the environment names, if there is one. The program may be linked with an MPI library: then it is about to begin `MPI_Init`.
+    /// The connection on the descriptor that the environment names, if there is one. The program may be linked with an MPI
+    /// library: then it is about to begin `MPI_Init`.
     pub fn find(is_linked: bool) -> Self {
         let named = std::env::var("PMI_FD").ok().and_then(|text| text.parse().ok());
         let fd = named.filter(|fd| *fd >= 0 && fds::kind(*fd) == Kind::Other && fds::set(*fd, Kind::Pmi, true));
@@ -200,8 +202,8 @@ impl Pmi {
         self.conversation.starting = None;
     }
 
-    /// Whether the program is in the middle of `MPI_Init`, or before it: what happens there cannot be done again by one process alone (docs/design.md). So an image that is
-    /// made now would be of no use as soon as other ranks have passed it.
+    /// Whether the program is in the middle of `MPI_Init`, or before it: what happens there cannot be done again by one process
+    /// alone (docs/design.md). So an image that is made now would be of no use as soon as other ranks have passed it.
     pub fn is_starting(&self) -> bool {
         self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }
@@ -285,7 +287,7 @@ fn read(mut layer: Held, fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool)
                 return Ok(count);
             }
             Input::Live => {
-                // Of a process that is replayed alone nobody answers what its log does not hold.
+                // When a process is replayed alone, nothing answers what its log does not hold.
                 layer.tend_pmi();
                 let count = if layer.replayer.is_some() { None } else { take(&mut layer, fd, part)? };
                 match count {

@@ -31,19 +31,20 @@ const LATELY_BITS: u32 = 9;
 /// Pages that were there lately, by access and a hash of their number: buffers often lie a power of two apart.
 static LATELY: [[AtomicUsize; 1 << LATELY_BITS]; 2] = [const { [const { AtomicUsize::new(0) }; 1 << LATELY_BITS] }; 2];
 
-/// Whether so many bytes can be read there. A length of 0 always can.
+/// Whether this many bytes can be read there. A length of 0 always can.
 #[inline]
 pub fn is_readable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Read)
 }
 
-/// Whether so many bytes can be written there. A length of 0 always can.
+/// Whether this many bytes can be written there. A length of 0 always can.
 #[inline]
 pub fn is_writable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Write)
 }
 
-/// Whether bytes can be received there. There may be room for fewer than so many: the kernel looks at that when as many have come.
+/// Whether bytes can be received there. There may be room for fewer than `length`: the kernel looks at that when as many have
+/// come.
 #[inline]
 pub fn can_take<T>(start: *const T, length: usize) -> bool {
     let ends = || (start as usize).checked_add(length).is_some_and(|end| end <= HIGHEST);

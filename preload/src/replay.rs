@@ -209,7 +209,8 @@ impl Replayer {
     }
 }
 
-/// Whether these are the process and the user of this process's parent, which has restored it: any user may have taken the socket's name when the command has gone.
+/// Whether these are the process and the user of this process's parent, which has restored it: any user may have taken the
+/// socket's name when the command has gone.
 fn is_parent((process, user): (i32, u32)) -> bool {
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     process == parent && user == rustix::process::geteuid().as_raw()

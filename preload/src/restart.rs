@@ -1,7 +1,7 @@
 //! A process that has come back from an image, in a later incarnation: it finds its node, catches up with its log, and goes on with its peers.
 //!
-//! The first call that gets the layer after a restore finds its memory as it was in the middle of a checkpoint, and everything outside of it gone. What becomes of
-//! what the layer and the library's statics hold:
+//! The first call that gets the layer after a restore finds its memory as it was in the middle of a checkpoint, and everything
+//! outside of it gone. What becomes of what the layer and the library's statics hold:
 //!
 //! | what | after a restore |
 //! |---|---|

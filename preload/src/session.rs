@@ -1,4 +1,5 @@
-//! The session with the protector: the driver of [`radic_observer::session`], which decides where the log goes and what is asked of it. Here are the connections.
+//! The session with the protector: the driver of [`radic_observer::session`], which decides where the log goes and what is asked
+//! of it. Here are the connections.
 //!
 //! While the session is not up the program does not go on (`Layer::await_session`): whatever call is in the layer waits, bounded, and hears the node meanwhile.
 
@@ -173,8 +174,8 @@ impl Layer {
         }
     }
 
-    /// Handles what was read, until `is_enough`. What follows a welcome, and what the node says meanwhile, is left to the program's next call: a wish for an image would
-    /// be met before the program has begun.
+    /// Handles what was read, until `is_enough`. What follows a welcome, and what the node says meanwhile, is left to the
+    /// program's next call: a wish for an image would be met before the program has begun.
     fn take_messages(&mut self, is_enough: impl Fn(&Session) -> bool) -> Result<(), Errno> {
         let (mut is_committed, mut may_forget) = (false, false);
         while !is_enough(&self.session) {

@@ -29,8 +29,9 @@ pub fn tell_of_children() {
     unsafe { libc::syscall(libc::SYS_kill, libc::getpid(), libc::SIGCHLD) };
 }
 
-/// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer. A signal that the thread took in the layer would not end the call, though the
-/// program expects that of it (a timer that ends a `recv`). So signals come in the kernel's wait, which is given [`Hold::mask`], or when this ends.
+/// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer. A signal that the thread took
+/// in the layer would not end the call, though the program expects that of it (a timer that ends a `recv`). So signals come in
+/// the kernel's wait, which is given [`Hold::mask`], or when this ends.
 #[derive(Debug)]
 pub struct Hold {
     before: u64,

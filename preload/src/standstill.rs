@@ -1,8 +1,9 @@
 //! Whether any thread of a process that catches up can go on.
 //!
-//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which threads meet at a lock is in no log, so a process that catches
-//! up may not make a reading that its log has next. Its thread may wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the process
-//! ends that. It is known by what the kernel says of each thread: all of them wait without a limit of time, or in the layer for their turn.
+//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which
+//! threads meet at a lock is in no log, so a process that catches up may not make a reading that its log has next. Its thread may
+//! wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the process ends that.
+//! It is known by what the kernel says of each thread: all of them wait without a limit of time, or in the layer for their turn.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -75,7 +76,7 @@ pub fn is_alone() -> bool {
     rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink <= OWN + 1)
 }
 
-/// Whether all of the process's threads but so many, which wait in the layer, wait in the kernel without a limit of time.
+/// Whether all of the process's threads but this many, which wait in the layer, wait in the kernel without a limit of time.
 fn all_but(waiting: usize) -> Result<bool, Errno> {
     let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY)?;
     let mut room = [MaybeUninit::uninit(); 2048];

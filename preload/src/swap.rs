@@ -13,7 +13,8 @@ use crate::layer::{Layer, fail};
 use crate::ops::ready;
 use crate::sys;
 
-/// What was behind the descriptor of a connection with a link that is broken or in question. Behind it is a placeholder now.
+/// The socket that a connection's descriptor had before its link broke or came into question. The descriptor has a placeholder
+/// now.
 #[derive(Debug)]
 pub struct Aside {
     /// The connection, by the stream that goes out.
@@ -39,8 +40,9 @@ fn socket_for(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given the connection up, and the reset was lost
-/// (a kernel sends it once), the opener would never learn that. So keepalive asks the other side's kernel, which answers also while its program computes for an hour.
+/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given
+/// the connection up, and the reset was lost (a kernel sends it once), the opener would never learn that. So keepalive asks the
+/// other side's kernel, which answers also while its program computes for an hour.
 pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     const IDLE: Duration = Duration::from_secs(1);
     const PROBES: u32 = 5;
@@ -58,8 +60,8 @@ pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The kernel asks the other side's about a link that says nothing for long (keepalive): the last word of a process that has ended may be lost with its machine, and no other one
-/// comes. What the program has set itself holds.
+/// The kernel asks the other side's about a link that says nothing for long (keepalive): the last word of a process that has
+/// ended may be lost with its machine, and no other one comes. What the program has set itself holds.
 pub fn ask_when_silent(socket: BorrowedFd<'_>) {
     const IDLE: Duration = Duration::from_secs(15);
     const AGAIN: Duration = Duration::from_secs(5);

@@ -128,7 +128,7 @@ fn option(fd: BorrowedFd<'_>, level: i32, name: i32, room: &mut [u8; 16]) -> Opt
 
 #[allow(unsafe_code)]
 fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) {
-    // SAFETY: the kernel reads so many bytes. What it refuses stays as it is.
+    // SAFETY: the kernel reads this many bytes. What it refuses stays as it is.
     _ = unsafe { libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), level, name, value.as_ptr(), value.len()) };
 }
 
@@ -175,7 +175,7 @@ pub fn give(fd: OwnedFd) -> i32 {
     fd.into_raw_fd()
 }
 
-/// Waits until one of `fds` has what it waits for; no time: for ever. EINTR is told: a signal of the program may want it.
+/// Waits until one of `fds` has what it waits for; no time: forever. EINTR is told: a signal of the program may want it.
 pub fn poll(fds: &mut [PollFd<'_>], limit: Option<Timespec>) -> Result<usize, Errno> {
     rustix::event::poll(fds, limit.as_ref())
 }
@@ -302,7 +302,7 @@ fn stream(to: &mut [u8], from: &[u8]) {
     to[tail..].copy_from_slice(&from[tail..]);
     let (to, from) = (to[head..tail].as_mut_ptr().cast::<__m128i>(), from[head..tail].as_ptr().cast::<__m128i>());
     for at in 0..vectors {
-        // SAFETY: both slices have so many vectors from there, and `to` is aligned. What follows the last store is the fence of `copy_past_caches`.
+        // SAFETY: both slices have this many vectors from there, and `to` is aligned. What follows the last store is the fence of `copy_past_caches`.
         unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
     }
 }
@@ -322,7 +322,8 @@ pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     peer(fd).map(|(_, user)| user)
 }
 
-/// The process and the user at the other end of a unix socket. (Not by rustix: the process is 0 if it is in another pid namespace, which rustix does not allow for.)
+/// The process and the user at the other end of a unix socket. (Not by rustix: the process is 0 if it is in another pid
+/// namespace, which rustix does not allow for.)
 pub fn peer(fd: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

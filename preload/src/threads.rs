@@ -1,11 +1,12 @@
 //! The program's threads: names that are the same in each incarnation, and places in the observer's table.
 //!
-//! A thread's name follows from the name of the thread that created it, and from how many that one had created before. Neither depends on the order in which threads run. The
-//! journal has the name with the thread's first outcome, so replay knows which thread each outcome belongs to ([`radic_observer::journal`]). Threads that are created without
-//! `pthread_create` (C11's, a timer's) are named in the order of their first calls, which may be another one in replay.
+//! A thread's name follows from the name of the thread that created it, and from how many that one had created before. Neither
+//! depends on the order in which threads run. The journal has the name with the thread's first outcome, so replay knows which
+//! thread each outcome belongs to ([`radic_observer::journal`]). Threads that are created without `pthread_create` (C11's, a
+//! timer's) are named in the order of their first calls, which may be another one in replay.
 //!
-//! A thread gets its place with its first call, and its end frees that: the last round of destructors of thread-specific data notes it here, without the layer's lock. The
-//! next thread that begins makes use of it.
+//! A thread gets its place with its first call, and its end frees that: the last round of destructors of thread-specific data
+//! notes it here, without the layer's lock. The next thread that begins makes use of it.
 
 use std::arch::naked_asm;
 use std::cell::Cell;

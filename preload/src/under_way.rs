@@ -76,14 +76,14 @@ impl Layer {
             |ask| ToNode::Connecting { ask, connection, from, to: canonical(to) },
             |answer| {
                 let FromNode::Peer { ask, peer: found, at, later, .. } = *answer else { return None };
-                // A process that listens there as before, and lets nobody in for so long, has refused it.
+                // If the same process still listens there and has not accepted for so long, the attempt is refused.
                 let is_same = found == Some(peer) && (error != Errno::TIMEDOUT || at.is_some());
                 Some((ask, later || is_same))
             },
             || format!("which process listens at {to}"),
         );
         if !is_there && error == Errno::CONNREFUSED {
-            // So that poll, too, says what it would say.
+            // Make `poll` report the refusal too.
             let socket = sys::borrow(fd);
             _ = rustix::io::ioctl_fionbio(socket, true);
             refuse_again(fd, &to);

@@ -1,4 +1,4 @@
-//! Who may look: whoever shows a token, as a password (HTTP's basic authentication, for browsers) or as it is (bearer, for programs).
+//! Access to the page: a valid token, as basic-auth password or bearer.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,13 +10,13 @@ const LONGEST: usize = 512;
 /// Why a request gets no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It shows no token.
+    /// The request shows no token.
     #[error("a token is needed, as password or as bearer: `radic web` makes one")]
     Missing,
-    /// What it shows is not understood.
+    /// What the request shows is not understood.
     #[error("the Authorization header is neither Basic nor Bearer with a token: `radic web` makes one")]
     Malformed,
-    /// It shows one that is not taken.
+    /// The request shows a token that is not taken.
     #[error(transparent)]
     Token(#[from] TokenError),
 }

@@ -45,7 +45,7 @@ impl Feed {
         self.picture.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for as long as there is somebody to tell.
+    /// Asks for as long as there is a page to tell.
     pub async fn run(self: Arc<Self>) {
         loop {
             self.wanted.notified().await;

@@ -96,7 +96,7 @@ pub fn start(listener: TcpListener, settings: Settings) -> Result<thread::JoinHa
     thread::Builder::new().name("web".into()).spawn(serve).map_err(StartError::Thread)
 }
 
-/// Who may look.
+/// The tokens that give access to the page.
 fn tokens(settings: &Settings) -> Tokens {
     Tokens::new(&settings.key)
 }

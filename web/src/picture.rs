@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::rows::{NodeRow, RankRow, per_mille, rate};
 use crate::table::Table;
 
-/// Events that are kept, for those who begin to look.
+/// Events that are kept, for pages that connect late.
 const EVENTS: usize = 1024;
 /// Longest text of an event, and command of a job, that is shown, in characters.
 const TEXT: usize = 300;
@@ -95,7 +95,7 @@ struct Changed {
 pub struct Update {
     /// The number.
     pub number: u64,
-    /// A message to those who have the update before.
+    /// A message to pages that have the previous update.
     pub message: Bytes,
 }
 
@@ -244,7 +244,7 @@ impl Picture {
         Some(Update { number: self.number, message: out.into() })
     }
 
-    /// Everything, for those who have nothing, or not the last update; and the number of the last update.
+    /// Everything, for pages that do not have the previous update; and the number of the last update.
     pub fn full(&mut self) -> Update {
         let message = self.full.take().unwrap_or_else(|| self.write_full());
         self.full = Some(message.clone());
@@ -371,7 +371,7 @@ fn put_nodes(out: &mut String, rows: Vec<(&NodeName, Option<&NodeRow>)>) {
 
 /// `,"ranks":{"job":{"rank":row,...},...}`
 fn put_ranks(out: &mut String, mut rows: Vec<(&(JobId, Rank), Option<&RankRow>)>) {
-    // Jobs stand one behind the other, each with all of its ranks. Nearly always they do so already.
+    // Jobs stand one after the other, each with all of its ranks. Nearly always they do so already.
     rows.sort_by_key(|(name, _)| **name);
     object(out, "ranks", rows.chunk_by(|((a, _), _), ((b, _), _)| a == b), |out, of_job| {
         let job = of_job.iter().map(|((job, _), _)| job).next();

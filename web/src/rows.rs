@@ -29,7 +29,7 @@ pub struct NodeRow {
 }
 
 impl NodeRow {
-    /// The node is so; it is the one at this place, and holds so many bytes.
+    /// The row of `node`, at index `at` in the list of nodes, holding `held` bytes of logs and images.
     pub fn new(at: usize, node: &NodeInfo, held: u64) -> NodeRow {
         let state = match node.state {
             NodeState::Alive => "alive",
@@ -131,7 +131,8 @@ impl RankRow {
     }
 }
 
-/// In the order that the page knows: node, what it does, health, bytes in and out a second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid.
+/// In the order that the page knows: node, what it does, health, bytes in and out a second, outbox, log, images, last checkpoint,
+/// overhead in per cent, checkpoints, pid.
 impl Serialize for RankRow {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let shown = self.shown.as_ref().map(|shown| {
@@ -152,7 +153,7 @@ fn health_code(health: Health) -> u8 {
     }
 }
 
-/// A part as it is shown, in per cent with one digit behind the point: a row changes only if that does.
+/// A part as it is shown, in per cent with one digit after the point: a row changes only if that does.
 pub fn per_mille(part: f64) -> u64 {
     (part * 1e3).round() as u64
 }

@@ -106,7 +106,7 @@ async fn converse(socket: TcpStream, app: Router, _permit: OwnedSemaphorePermit)
 
 fn app(site: Arc<Site>) -> Router {
     let routes = Router::new().route("/", get(show_page)).route("/metrics", get(show_metrics)).route("/feed", get(show_feed));
-    // Also for what is not found: without a token nobody learns what is here.
+    // Also for what is not found: without a token no client learns what is here.
     routes.fallback(not_found).layer(middleware::from_fn_with_state(site.clone(), guard)).with_state(site)
 }
 

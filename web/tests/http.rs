@@ -1,4 +1,4 @@
-//! The page and the metrics as whoever connects finds them: with and without a token, with anything for a request, and slowly.
+//! The page and the metrics as any client finds them: with and without a token, with anything for a request, and slowly.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -75,7 +75,7 @@ fn the_page_has_what_its_script_looks_for() {
     }
 }
 
-/// The beginning of the feed of a watcher, up to so many messages, and to the first events, which come when they happen.
+/// The beginning of the feed of a watcher, up to this many messages, and to the first events, which come when they happen.
 fn watch(site: &Site, messages: usize) -> String {
     let mut stream = site.connect();
     let request = format!("GET /feed HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n", site.token);

@@ -1,5 +1,5 @@
-//! Thousands of requests with changed, missing, doubled and foreign bytes, headers and paths, against the real server: it neither ends nor hangs, and tells nothing to those
-//! without a token that is taken.
+//! Thousands of requests with changed, missing, doubled and foreign bytes, headers and paths, against the real server: it neither
+//! ends nor hangs, and tells nothing to those without a token that is taken.
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -34,7 +34,7 @@ const REQUESTS: [&str; 14] = [
     "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nPASS\r\n",
 ];
 
-/// Bytes that mean something to one who reads requests.
+/// Bytes that mean something to a reader of requests.
 const PIECES: [&[u8]; 16] = [
     b"\r\n",
     b"\n",

@@ -1,8 +1,9 @@
-//! Determinants that a process depends on and that are not known to be stable, as they travel: in front of the bytes that depend on them ([`crate::link_frame`]), to the
-//! protectors of the processes that depend on them ([`crate::log`]), and to the protector of a process that is lost.
+//! Determinants that a process depends on and that are not known to be stable, as they travel: in front of the bytes that depend
+//! on them ([`crate::link_frame`]), to the protectors of the processes that depend on them ([`crate::log`]), and to the protector
+//! of a process that is lost.
 //!
-//! A process's determinants are one sequence of bytes, its journal. So they are named by a rank and a position. A set of causes is one [`Cause`] behind the other; all of them are
-//! of one job.
+//! A process's determinants are one sequence of bytes, its journal. So they are named by a rank and a position. A set of causes
+//! is one [`Cause`] after the other; all of them are of one job.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -89,7 +90,7 @@ pub fn read(set: &[u8]) -> impl Iterator<Item = Result<Cause<'_>, Malformed>> {
     read_with_ends(set).map(|cause| cause.map(|(cause, _)| cause))
 }
 
-/// The same, each with where it ends in the set.
+/// The causes of a set, each with where it ends in the set.
 pub fn read_with_ends(set: &[u8]) -> impl Iterator<Item = Result<(Cause<'_>, usize), Malformed>> {
     let (mut from, mut failed) = (Reader::new(set), false);
     std::iter::from_fn(move || {
@@ -134,8 +135,9 @@ pub enum NotWhole {
 /// A part of a journal: where it begins, its codes, and whose log keeps it.
 type Part<'a> = (u64, &'a [u8], Rank);
 
-/// What the logs of all ranks of a job keep of each other's journals, at one moment. Each log is closed: what an outcome in it depends on is among its causes, or is stable. So the
-/// journals together with what is kept of them elsewhere are a state that all ranks can be brought to.
+/// What the logs of all ranks of a job keep of each other's journals, at one moment. Each log is closed: what an outcome in it
+/// depends on is among its causes, or is stable. So the journals together with what is kept of them elsewhere are a state that
+/// all ranks can be brought to.
 #[derive(Debug, Default)]
 pub struct Elsewhere<'a> {
     /// By whose journal it is.
@@ -158,7 +160,7 @@ impl<'a> Elsewhere<'a> {
         Ok(())
     }
 
-    /// What follows in the journal of a rank that is held from `start` to `end`. `own` reads so many bytes of that from a position on.
+    /// What follows in the journal of a rank that is held from `start` to `end`. `own` reads this many bytes of that from a position on.
     pub fn rest<E: From<NotWhole>>(
         &self,
         origin: Rank,

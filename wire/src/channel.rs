@@ -8,7 +8,7 @@
 //! first record opens, and the caller's handshake time limit runs until then.
 //!
 //! Both handshake messages carry, encrypted under the key, the [`PROTOCOL_VERSION`] of their sender. Everything before that (prologue,
-//! pattern, frames of the handshake, a version in two bytes) stays as it is for ever: so two releases that understand nothing else of each other
+//! pattern, frames of the handshake, a version in two bytes) stays as it is forever: so two releases that understand nothing else of each other
 //! can still say which versions they speak. The responder answers a first message of another version, and both ends then
 //! fail with [`ChannelError::Version`].
 

@@ -25,7 +25,7 @@ mod tests;
 pub struct ConnectionId {
     /// The process that opened it. Of a connection from an unprotected peer: the process that accepted it.
     pub opener: ProcessId,
-    /// Its number there.
+    /// The connection's number at that process.
     pub number: u64,
 }
 
@@ -98,7 +98,7 @@ impl<'a> ReadySet<'a> {
         (members.len() <= limits::READY_FDS).then_some(ReadySet(Repr::Plain(members)))
     }
 
-    /// Its members, in order.
+    /// The members of the set, in order.
     pub fn iter(&self) -> impl Iterator<Item = ReadyFd> + 'a {
         let (plain, coded) = match self.0 {
             Repr::Plain(members) => (members, None),
@@ -301,21 +301,21 @@ pub enum Determinant<'a> {
         fd: u32,
         /// The connection.
         connection: ConnectionId,
-        /// The peer's address, as the program sees it for ever.
+        /// The peer's address, as the program sees it forever.
         peer: SocketAddr,
     },
     /// A socket got an address of this machine, by `bind`, or by `listen` without it.
     Bound {
         /// The program's descriptor.
         fd: u32,
-        /// The address, as the program sees it for ever.
+        /// The address, as the program sees it forever.
         address: SocketAddr,
     },
     /// `connect` begins.
     Target {
         /// The program's descriptor.
         fd: u32,
-        /// Its own address, as the program sees it for ever.
+        /// The socket's own address, as the program sees it forever.
         local: SocketAddr,
         /// The process that listens there, if it is protected.
         peer: Option<ProcessId>,
@@ -353,7 +353,8 @@ pub enum Determinant<'a> {
     },
     /// A call found nothing, and then the process printed something, which no peer asks it for again. Other empty outcomes are only counted.
     Nothing,
-    /// Something left the process in the same way after sends of this thread that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
+    /// Something left the process in the same way after sends of this thread that do not wait had been taken whole: so they are
+    /// again, whatever room there is. It answers no question.
     Taken,
     /// A clock was read, and the time is not what the rule of readings gives.
     Time {
@@ -371,19 +372,19 @@ pub enum Determinant<'a> {
         /// The answer, at most [`limits::ANSWER`].
         bytes: &'a [u8],
     },
-    /// So many calls had an empty outcome before the next outcome of this thread.
+    /// This many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
         count: u64,
     },
-    /// So many bytes were sent, on all streams, between the last outcome and the next (Gate A).
+    /// This many bytes were sent, on all streams, between the last outcome and the next (Gate A).
     Sent {
         /// How many.
         bytes: u64,
     },
-    /// So many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
-    /// ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send at any time, so the sum does not say between which two sends
-    /// of this thread it stands.
+    /// This many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands
+    /// between two sends ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send
+    /// at any time, so the sum does not say between which two sends of this thread it stands.
     Own {
         /// How many.
         bytes: u64,
@@ -406,7 +407,8 @@ pub enum Determinant<'a> {
 pub const CLOCKS: usize = 9;
 /// The clock of `MPI_Wtime`, which `clock_gettime` has not.
 pub const MPI_CLOCK: u32 = 8;
-/// Their names, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last one is that of `MPI_Wtime`.
+/// The names of the clocks, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last
+/// one is that of `MPI_Wtime`.
 pub const CLOCK_NAMES: [&str; CLOCKS] = [
     "realtime",
     "monotonic",

@@ -72,11 +72,11 @@ event_names! {
     Fence = "fence",
     /// Where a lost process goes on (docs/design.md: placement).
     Place = "place",
-    /// Its image has arrived and is being restored.
+    /// The rank's image has arrived and is being restored.
     Image = "image",
-    /// It is back and catches up with its log.
+    /// The rank is back and catches up with its log.
     Replay = "replay",
-    /// It has caught up, with its log and with its peers.
+    /// The rank has caught up, with its log and with its peers.
     Live = "live",
     /// A fresh checkpoint of a restarted process, or of a process that has lost its protector, is committed at its new protector.
     Reprotected = "re-protected",

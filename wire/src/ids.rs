@@ -99,12 +99,12 @@ impl fmt::Debug for BootId {
     }
 }
 
-/// A protector in one of its boots.
+/// A node in one of its boots.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId {
     /// The node's name.
     pub name: NodeName,
-    /// Its boot.
+    /// The node's boot.
     pub boot: BootId,
 }
 
@@ -197,24 +197,24 @@ pub struct Epoch {
     pub view: u64,
     /// How many epochs of the job its home knew of.
     pub count: u32,
-    /// The protector that was the home; 0 in the first epoch, which every job begins with: the job's number is its own.
+    /// The boot of the node that was the home; 0 in the first epoch, which every job begins with: the job's number is its own.
     pub home: BootId,
 }
 
-/// Where a home sits: what makes its epochs its own.
+/// Where a home sits: what makes the home's epochs unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
-    /// The view in which it took over the job.
+    /// The view in which the home took over the job.
     pub view: u64,
-    /// Its protector.
+    /// The boot of the home's node.
     pub home: BootId,
 }
 
 impl Epoch {
-    /// The one in which a job is launched.
+    /// The epoch in which a job is launched.
     pub const FIRST: Epoch = Epoch { view: 0, count: 0, home: BootId(0) };
 
-    /// The one that the home in this seat begins, of the greatest epoch that it knows.
+    /// The epoch that the home in this seat begins; `self` is the greatest epoch that the home knows.
     pub fn next(self, seat: Seat) -> Epoch {
         Epoch { view: seat.view.max(self.view), count: self.count.saturating_add(1), home: seat.home }
     }
@@ -227,7 +227,8 @@ impl Default for Epoch {
 }
 
 impl fmt::Display for Epoch {
-    /// `0`, and for a later one `2v17h3f`: the third of the job, begun by the home that took over in view 17; the last two digits are of that protector's number.
+    /// `0`, and for a later one `2v17h3f`: the third of the job, begun by the home that took over in view 17; the last two digits
+    /// are of the boot of that home's node.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Epoch::FIRST => f.write_str("0"),
@@ -246,15 +247,15 @@ pub struct Incarnation {
 }
 
 impl Incarnation {
-    /// That of a process of a job that has just been launched.
+    /// The incarnation of a process of a job that has just been launched.
     pub const FIRST: Incarnation = Incarnation { epoch: Epoch::FIRST, restart: 0 };
 
-    /// That of a process which is launched in this epoch.
+    /// The incarnation of a process that is launched in this epoch.
     pub const fn launched_in(epoch: Epoch) -> Incarnation {
         Incarnation { epoch, restart: 0 }
     }
 
-    /// The next one of the same process in the same epoch.
+    /// The next incarnation of the same process in the same epoch.
     pub const fn next(self) -> Incarnation {
         Incarnation { restart: self.restart.saturating_add(1), ..self }
     }
@@ -264,7 +265,7 @@ impl Incarnation {
         self.restart == 0
     }
 
-    /// In the first epoch of a job, after so many restarts.
+    /// In the first epoch of a job, after this many restarts.
     pub const fn restarted(restart: u32) -> Incarnation {
         Incarnation { epoch: Epoch::FIRST, restart }
     }

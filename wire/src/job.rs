@@ -43,7 +43,7 @@ pub enum MapBy {
 pub struct JobSpec {
     /// The program, an absolute path.
     pub program: ByteBuf,
-    /// Its arguments, the first being its name.
+    /// The program's arguments, the first being its name.
     pub args: Vec<ByteBuf>,
     /// The whole environment, name and value.
     pub env: Vec<(ByteBuf, ByteBuf)>,
@@ -94,7 +94,7 @@ pub enum SpecError {
     Range {
         /// Which one.
         what: &'static str,
-        /// Its value.
+        /// The number's value.
         value: u64,
         /// What is possible.
         range: &'static str,
@@ -195,10 +195,10 @@ pub enum RestartOn {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
-    /// It restarts from the beginning.
+    /// The job restarts from the beginning.
     #[default]
     Restart,
-    /// It ends with an error: what it does outside itself must not be done twice.
+    /// The job ends with an error: what it does outside itself must not be done twice.
     Fail,
 }
 
@@ -251,11 +251,11 @@ pub enum OutputStream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExitStatus {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// This signal ended it because its job was to end: it has not failed. Which reason that had, its home knows.
+    /// Ended by this signal because the job was ending; not a failure. The home knows why the job ended.
     Ended(i32),
 }
 
@@ -268,7 +268,7 @@ impl ExitStatus {
         }
     }
 
-    /// The same of a process whose job is to end. Only what a signal does can have come of that.
+    /// This status, for a process whose job is to end. Only what a signal does can have come of that.
     pub fn with_job(self) -> ExitStatus {
         match self {
             ExitStatus::Signal(signal) => ExitStatus::Ended(signal),
@@ -327,7 +327,7 @@ pub enum EndReason {
         /// The library's message, if any.
         message: String,
     },
-    /// A rank exited with code 0 between `MPI_Init` and `MPI_Finalize`; the others would have waited for ever.
+    /// A rank exited with code 0 between `MPI_Init` and `MPI_Finalize`; the others would have waited forever.
     NotFinalized {
         /// The rank.
         rank: Rank,
@@ -392,7 +392,7 @@ pub struct Outcome {
 pub struct JobInfo {
     /// The job.
     pub job: JobId,
-    /// Its command line.
+    /// The job's command line.
     pub command: String,
     /// How many ranks it has.
     pub ranks: u32,

@@ -44,7 +44,7 @@ pub enum KeyError {
     Mode {
         /// The key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// The file's permission bits.
         mode: u32,
     },
     /// Another user could have put it there.
@@ -52,7 +52,7 @@ pub enum KeyError {
     Owner {
         /// The key file.
         path: PathBuf,
-        /// Its owner.
+        /// The file's owner.
         owner: u32,
         /// The user that wants to read it.
         uid: u32,

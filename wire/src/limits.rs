@@ -59,12 +59,13 @@ pub const PMI_KVSNAME: usize = 256;
 pub const PMI_KEYS: usize = 1 << 20;
 /// Names that one job may publish.
 pub const PMI_NAMES: usize = 1_024;
-/// Descriptors in one readiness set. The observer reports at most so many at once; the rest is reported by the next call.
+/// Descriptors in one readiness set. The observer reports at most this many at once; the rest is reported by the next call.
 pub const READY_FDS: usize = 1_024;
 /// Most images of a chain: a whole one, and increments each on the one before. A restart reads them all, and the engine reads no more than 64.
 pub const LAYERS: usize = 16;
-/// Bytes that a chain of images may always have. Over it a whole image is wanted as soon as the chain is longer than two times its longest image: so neither what
-/// a protector holds of a process, nor what a restart reads, is ever more than a few times its memory.
+/// Bytes that a chain of images may always have. Over it a whole image is wanted as soon as the chain is longer than two times
+/// its longest image: so neither what a protector holds of a process, nor what a restart reads, is ever more than a few times its
+/// memory.
 pub const CHAIN: u64 = 64 << 20;
 /// Bytes of standard input that one outcome holds.
 pub const INPUT: usize = 4 << 10;

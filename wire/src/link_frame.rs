@@ -1,14 +1,15 @@
 //! What precedes bytes on the link between two protected processes: how many follow, what they depend on, and how far the other direction is safe.
 //!
-//! From the first byte after the greeting to its end a link carries frames: a header of [`LINK_FRAME`] bytes, then a set of causes ([`crate::causes`]) unless a process waits at
-//! the gate before it sends, then the bytes of the program.
+//! From the first byte after the greeting to its end a link carries frames: a header of [`LINK_FRAME`] bytes, then a set of
+//! causes ([`crate::causes`]) unless a process waits at the gate before it sends, then the bytes of the program.
 
 use crate::bytes::{Reader, Writer};
 use crate::limits;
 
 /// Length of a header.
 pub const LINK_FRAME: usize = 32;
-/// What makes a check of a header that bytes of a program do not have by chance. It is no protection against somebody who wants to have it.
+/// What makes a check of a header that bytes of a program do not have by chance. It is no protection against a program that
+/// forges it.
 const MARK: u32 = 0x9f1d_c06b;
 
 /// The header of a frame.
@@ -18,7 +19,8 @@ pub struct LinkFrame {
     pub payload: u32,
     /// Bytes of the causes before them, at most [`limits::CAUSES`].
     pub causes: u32,
-    /// Units of the stream in the other direction that the sender of this frame need not be sent again: its protector holds them, or a committed image covers them.
+    /// Units of the stream in the other direction that the sender of this frame need not be sent again: its protector holds them,
+    /// or a committed image covers them.
     pub stable: u64,
     /// Units of that stream that the sender of this frame has received, or fewer.
     pub received: u64,

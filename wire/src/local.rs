@@ -130,7 +130,7 @@ pub enum Reply {
     Welcome {
         /// [`crate::PROTOCOL_VERSION`] of the protector.
         version: u16,
-        /// Its node.
+        /// The daemon's node.
         node: NodeName,
     },
     /// The request failed: what, where, what to do.
@@ -143,7 +143,7 @@ pub enum Reply {
         placement: Placement,
         /// Bytes of output, since the job began, that came before what comes now: printed by a terminal, or dropped.
         consumed: u64,
-        /// Those of them that were dropped since the last terminal: lost to the limit on output kept without one.
+        /// Bytes of these that were dropped since the last terminal: lost to the limit on output kept without one.
         dropped: u64,
     },
     /// Output of a rank.
@@ -194,12 +194,12 @@ pub enum Reply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Its protector and every process it hosts are stopped.
+    /// The node's daemon and every process it hosts are stopped.
     Pause {
         /// For how long, in milliseconds.
         ms: u64,
     },
-    /// Its links are down.
+    /// The node's links are down.
     Cut {
         /// For how long, in milliseconds.
         ms: u64,
@@ -210,37 +210,37 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeState {
-    /// It is a member and answers.
+    /// The node is a member and answers.
     Alive,
-    /// It is a member and has not answered in time.
+    /// The node is a member and has not answered in time.
     Silent,
-    /// It was declared dead.
+    /// The node was declared dead.
     Dead,
-    /// It left.
+    /// The node left.
     Left,
 }
 
 /// A rank on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInfo {
-    /// Its job.
+    /// The rank's job.
     pub job: JobId,
-    /// Its number there.
+    /// The rank's number in the job.
     pub rank: Rank,
-    /// Its process id on its node.
+    /// The process id of the rank on its node.
     pub pid: u32,
 }
 
 /// A protected process, as `radic status --json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
-    /// Its job.
+    /// The process's job.
     pub job: JobId,
-    /// Its rank there.
+    /// The process's rank in the job.
     pub rank: Rank,
     /// Where it runs, or ran.
     pub node: NodeName,
-    /// Its process id there.
+    /// The process id there.
     pub pid: u32,
     /// Whether it has not ended.
     pub running: bool,
@@ -293,9 +293,9 @@ pub struct RankCheckpoint {
 /// A node as `radic nodes` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// Its name.
+    /// The node's name.
     pub name: NodeName,
-    /// Where its protector listens.
+    /// Where the node's daemon listens.
     pub address: SocketAddr,
     /// How it is.
     pub state: NodeState,
@@ -318,11 +318,11 @@ pub struct NodeInfo {
 pub struct ClusterStatus {
     /// The node that answers.
     pub answered_by: NodeName,
-    /// Its view's number; 0 while it has none.
+    /// The number of the node's view; 0 while it has none.
     pub view: u64,
     /// Whether its side has no majority.
     pub frozen: bool,
-    /// Members, in ring order with the spares behind, then those that are gone.
+    /// Members, in ring order, then the spares, then those that are gone.
     pub nodes: Vec<NodeInfo>,
     /// Jobs, ended ones too.
     pub jobs: Vec<JobInfo>,
@@ -341,7 +341,7 @@ pub struct NodeStatus {
     pub slots: u32,
     /// Where its daemon serves its page and metrics, if it does.
     pub http: Option<SocketAddr>,
-    /// Its view's number; 0 while it has none.
+    /// The number of the node's view; 0 while it has none.
     pub view: u64,
     /// Whether its side has no majority.
     pub frozen: bool,

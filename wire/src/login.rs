@@ -71,7 +71,7 @@ impl Channel {
 pub struct Login {
     /// The caller.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The caller's incarnation.
     pub incarnation: Incarnation,
     /// What for.
     pub channel: Channel,
@@ -97,7 +97,7 @@ impl Login {
         out
     }
 
-    /// Its bytes, with their code.
+    /// The message's bytes, with their code.
     pub fn encode(&self, key: &JobKey) -> [u8; LOGIN] {
         let (mut out, words) = ([0; LOGIN], self.words());
         out[..WORDS].copy_from_slice(&words);

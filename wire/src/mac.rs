@@ -1,8 +1,9 @@
 //! Keys of jobs, and what is authenticated with them: connections to the log, greetings between observers, images, suspended jobs.
 //!
-//! All are derived from the cluster's key (BLAKE3's derive_key), so every node knows them. A process gets only its own job's key ([`JobKey::derive`]), and cannot
-//! speak for the cluster, another job, or a node: nodes prove themselves to each other with a key that no process has ([`JobKey::derive_for_nodes`]), and a
-//! suspended job is signed with another one ([`JobKey::derive_for_suspension`]). Processes of one job trust each other: they are one program of one user.
+//! All are derived from the cluster's key (BLAKE3's derive_key), so every node knows them. A process gets only its own job's key
+//! ([`JobKey::derive`]), and cannot speak for the cluster, another job, or a node: nodes prove themselves to each other with a
+//! key that no process has ([`JobKey::derive_for_nodes`]), and a suspended job is signed with another one
+//! ([`JobKey::derive_for_suspension`]). Processes of one job trust each other: they are one program of one user.
 //!
 //! A key lies in a block of its own, aligned to [`SECRET_ALIGN`]. By that an allocator knows it for a secret: the library in a protected process keeps such
 //! blocks in memory that no image has.

@@ -15,14 +15,15 @@ use crate::limits;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It hosts ranks, and stands in the ring.
+    /// The member hosts ranks, and stands in the ring.
     #[default]
     Node,
-    /// It hosts nothing until another has died, and stands outside the ring.
+    /// The member hosts nothing until another has died, and stands outside the ring.
     Spare,
-    /// It never hosts anything, and stands outside the ring.
+    /// The member never hosts anything, and stands outside the ring.
     Witness,
-    /// It asks to be a spare if a member of its name has died, and else a node. Which of them it is, the view says: no member has this role.
+    /// The node asks to be a spare if a member of its name has died, and else a node. Which of them it is, the view says: no
+    /// member has this role.
     Newcomer,
 }
 
@@ -33,8 +34,8 @@ pub struct Member {
     pub id: NodeId,
     /// Where its protector listens for the others.
     pub address: SocketAddr,
-    /// Its address on the network of the processes: where those that it hosts listen, and where it takes logs and images. Most often that of its
-    /// protector.
+    /// The member's address on the network of the processes: where the processes that it hosts listen, and where it takes logs
+    /// and images. Most often that of its daemon.
     pub data: IpAddr,
     /// The port, at that address, where it takes the logs of the processes that it protects.
     pub log_port: u16,
@@ -54,9 +55,9 @@ impl Member {
 /// How a member ceased to be one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
-    /// It was declared dead.
+    /// The member was declared dead.
     Died,
-    /// It left of its own will.
+    /// The member left of its own will.
     Left,
 }
 
@@ -232,8 +233,8 @@ impl View {
     }
 }
 
-/// The member as it joins these: a newcomer gets its role. It is a spare only while more than half of the members are nodes: else a cluster whose machines die and come back, one
-/// after the other, would end with spares alone.
+/// The member as it joins these: a newcomer gets its role. It is a spare only while more than half of the members are nodes: else
+/// a cluster whose machines die and come back, one after the other, would end with spares alone.
 fn admitted(mut member: Member, members: &[Member], departed: &[Departed]) -> Member {
     if member.role == Role::Newcomer {
         let has_died = departed.iter().any(|gone| gone.id.name == member.id.name && gone.how == Departure::Died);
@@ -345,7 +346,7 @@ pub enum MembershipBody {
     ProbeResult {
         /// The suspected member.
         target: NodeId,
-        /// It answered, in that boot.
+        /// The suspect answered, in that boot.
         alive: bool,
     },
     /// The sender could reach only these members (itself included), which are no majority.

@@ -1,7 +1,8 @@
 //! With which ranks each rank of a job has to do: to which it sends, from which it receives, for which it waits.
 //!
-//! It is derived from two answers to `Traffic`. A process that waits asks for the data of all its peers at once, so it names none: it waits for those that do something else than
-//! to wait, and where a peer waits itself, for those that this one waits for.
+//! It is derived from two answers to `Traffic`. A process that waits asks for the data of all its peers at once, so it names
+//! none: it waits for those that do something else than to wait, and where a peer waits itself, for those that this one waits
+//! for.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,7 +14,7 @@ use crate::since::Does;
 
 /// Ranks that are named, at most.
 const NAMED: usize = 3;
-/// Time after which the share of a process's time is counted anew.
+/// Time after which the share of a process's time is counted from zero again.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Which ranks of a job have connections with each other, and how much they have sent on them lately.
@@ -43,7 +44,8 @@ impl Peers {
         Peers { of, sent }
     }
 
-    /// The ranks that each rank which sends, receives or waits has to do with, of what all ranks of the job do: those first with which it has most to do, and a few only.
+    /// The ranks that each rank which sends, receives or waits has to do with, of what all ranks of the job do: those first with
+    /// which it has most to do, and a few only.
     pub fn partners(&self, does: &BTreeMap<Rank, Does>) -> BTreeMap<Rank, Vec<Rank>> {
         let mut partners: BTreeMap<Rank, Vec<Rank>> = BTreeMap::new();
         for (from, to, _) in &self.sent {

@@ -66,7 +66,7 @@ pub struct Welcome {
 pub enum LinkFrame {
     /// From the connecting side: a message with its number, from 1.
     Data {
-        /// Its number.
+        /// The message's number.
         seq: u64,
         /// The message.
         message: PeerMessage,
@@ -90,22 +90,22 @@ pub struct Heartbeat {
 pub struct SessionId {
     /// The node that the terminal is connected to.
     pub node: NodeId,
-    /// Its number there.
+    /// The node's number for the conversation.
     pub number: u64,
 }
 
 /// How far a process has come with MPI, as its PMI connection shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MpiPhase {
-    /// It has not called `MPI_Init`: perhaps no MPI program.
+    /// The process has not called `MPI_Init`: perhaps it is no MPI program.
     Before,
-    /// Between `MPI_Init` and `MPI_Finalize`: others may wait for it.
+    /// The process is between `MPI_Init` and `MPI_Finalize`: others may wait for it.
     Within,
-    /// It has called `MPI_Finalize`: no rank waits for it any more.
+    /// The process has called `MPI_Finalize`: no rank waits for it from then on.
     After,
 }
 
-/// A message between protectors.
+/// A message between nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// Agreement on views.
@@ -141,11 +141,11 @@ pub enum PeerMessage {
     },
     /// The caller that [`Query::Listener`] announced does not come, or has reached a process that is not protected.
     Withdraw {
-        /// Its connection.
+        /// The caller's connection.
         connection: ConnectionId,
-        /// Its end.
+        /// The caller's end of it.
         from: SocketAddr,
-        /// By the questions up to this number. It may have asked again since.
+        /// The number of the caller's last question that this withdraws. The caller may have asked again since.
         until: u64,
     },
     /// From the protector of a lost process to the node where it goes on: bring it back.
@@ -154,16 +154,17 @@ pub enum PeerMessage {
     Restarted {
         /// The process.
         process: ProcessId,
-        /// Its incarnation.
+        /// The process's incarnation.
         incarnation: Incarnation,
-        /// Where the journal ended that it goes on with.
+        /// Where the journal ended with which the process goes on.
         log_end: u64,
-        /// Where it is dialed.
+        /// Where the process is dialed.
         door: SocketAddr,
     },
     /// From each node that has something of a job that has lost its home, to the new home, until `NewHome` has come from there.
     Adopt(Box<Adoption>),
-    /// From a job's new home, to all members, and once more to each node that sends `Adopt` again: hosts of the job report, nodes of its terminals attach again.
+    /// From a job's new home, to all members, and once more to each node that sends `Adopt` again: hosts of the job report, nodes
+    /// of its terminals attach again.
     NewHome(JobId),
     /// Kill this rank with SIGKILL (`radic inject kill-rank`).
     KillRank(ProcessId),
@@ -173,7 +174,8 @@ pub enum PeerMessage {
     Die,
     /// The whole cluster ends (`radic cluster stop`).
     Shutdown,
-    /// About a job that was resumed: in which of its lives ([`JobSpec::life`]), and the code of the message. A message within would be within a message without end.
+    /// About a job that was resumed: in which of its lives ([`JobSpec::life`]), and the code of the message. A message within
+    /// would be within a message without end.
     OfLife(u64, ByteBuf),
 }
 
@@ -186,7 +188,7 @@ pub enum ToStore {
         ranks: Vec<(Rank, Incarnation)>,
         /// Of the processes that were first launched elsewhere: the address there.
         origins: BTreeMap<Rank, IpAddr>,
-        /// Their job.
+        /// The job of these ranks.
         ward: Box<Ward>,
     },
     /// From a protector: your log service has a copy of the logs and images of these. If their host is lost and so is their protector, bring them back.
@@ -222,10 +224,10 @@ pub enum ToStore {
     Resume {
         /// Each process, its first incarnation in this life, and the address of the node where it was first launched.
         ranks: Vec<(Rank, Incarnation, IpAddr)>,
-        /// Their job.
+        /// The job of these ranks.
         ward: Box<Ward>,
     },
-    /// From a job's home: its images of this recovery line count from now on, and those of lines before.
+    /// From a job's home: the job's images of this recovery line count from now on, and those of earlier lines.
     LineComplete {
         /// The epoch of the job.
         epoch: Epoch,
@@ -236,7 +238,7 @@ pub enum ToStore {
     LinesGivenUp {
         /// The epoch of the job.
         epoch: Epoch,
-        /// Those after this one.
+        /// The lines after this one.
         after: u64,
         /// Up to this one.
         to: u64,
@@ -253,7 +255,7 @@ pub struct Standing {
     pub host: NodeId,
     /// What the protector knows of each.
     pub ranks: Vec<Stood>,
-    /// Their job.
+    /// The job of these ranks.
     pub ward: Ward,
 }
 
@@ -262,11 +264,11 @@ pub struct Standing {
 pub struct Stood {
     /// Which.
     pub rank: Rank,
-    /// Its incarnation.
+    /// The process's incarnation.
     pub incarnation: Incarnation,
-    /// The address of the node where it was first launched, if that is not its host.
+    /// The address of the node where the process was first launched, if that is not its host.
     pub origin: Option<IpAddr>,
-    /// It has ended by itself.
+    /// How the process has ended, if it has ended by itself.
     pub left: Option<Left>,
 }
 
@@ -301,27 +303,27 @@ pub struct Ward {
 pub struct RestartOrder {
     /// The process.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The incarnation as which the process comes back.
     pub incarnation: Incarnation,
-    /// Its job.
+    /// The process's job.
     pub ward: Ward,
-    /// The address of the node where it was first launched: by it others know where it listens.
+    /// The address of the node where the process was first launched: by it others know where it listens.
     pub origin: IpAddr,
     /// The log service that has its log and images.
     pub log: SocketAddr,
-    /// The one that has copies of the images, if there are any.
+    /// The log service that has copies of the images, if there are any.
     pub replica: Option<SocketAddr>,
-    /// Its images, a full one first, then its increments: numbers and sizes.
+    /// The process's images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
-    /// Their numbers.
+    /// The range of the images' numbers.
     pub range: ImageRange,
-    /// The journal position of the last.
+    /// The journal position of the last image.
     pub cut: u64,
-    /// Where its journal ends.
+    /// Where the process's journal ends.
     pub log_end: u64,
-    /// Of each stream that it receives: units held, and where it has ended.
+    /// Of each stream that the process receives: units held, and where the stream has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
-    /// The causes that are kept for it: a set, and the position of its first byte.
+    /// The causes that are kept for the process: a set, and the position of its first byte.
     pub causes: (u64, ByteBuf),
 }
 
@@ -476,14 +478,14 @@ pub enum Unprotected {
 /// What a host says of its ranks to the job's home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromHost {
-    /// this rank runs.
+    /// This rank runs.
     Launched {
         /// The rank.
         rank: Rank,
-        /// Its process id on its node.
+        /// The process id of the rank on its node.
         pid: u32,
     },
-    /// this rank could not be started.
+    /// This rank could not be started.
     LaunchFailed {
         /// The rank.
         rank: Rank,
@@ -541,19 +543,19 @@ pub enum FromHost {
         /// The library's message.
         message: String,
     },
-    /// all its ranks are in the fence with this number, or were let out of it in an earlier incarnation. It may be said again: a home that has released
-    /// the fence says so again.
+    /// All ranks of the host are in the fence with this number, or were let out of it in an earlier incarnation. It may be said
+    /// again: a home that has released the fence says so again.
     Fence {
         /// Counted from 1.
         number: u64,
-        /// Its ranks: one that is brought back there later has not entered it.
+        /// The ranks of the host: one that is brought back there later has not entered the fence.
         ranks: Vec<Rank>,
         /// What they have put since the last one.
         entries: Vec<(String, String)>,
     },
-    /// it has nothing left of the job.
+    /// The host has nothing left of the job.
     Gone,
-    /// To a new home: what became of its ranks.
+    /// To a new home: what became of the host's ranks.
     Report(HostReport),
     /// This rank is lost, and cannot be brought back here.
     Lost {
@@ -562,8 +564,8 @@ pub enum FromHost {
         /// Why, for people.
         why: String,
     },
-    /// this rank was killed with the job, and has not ended. It counts as ended all the same, but the job cannot restart: its next
-    /// epoch might meet the process.
+    /// This rank was killed with the job, and has not ended. It counts as ended all the same, but the job cannot restart: its
+    /// next epoch might meet the process.
     NotEnded {
         /// The rank.
         rank: Rank,
@@ -586,15 +588,15 @@ pub struct HostReport {
     pub running: Vec<Rank>,
     /// Ranks that have ended, and how.
     pub ended: Vec<(Rank, ExitStatus, MpiPhase)>,
-    /// Fences that it was released from.
+    /// Fences that the host was released from.
     pub fence: u64,
-    /// All keys that it knows.
+    /// All keys that the host knows.
     pub keys: Vec<(String, String)>,
-    /// Its ranks, if all of them are in the next fence.
+    /// The host's ranks, if all of them are in the next fence.
     pub waiting: Vec<Rank>,
     /// What rank 0 is to get of standard input, if it was brought back there and has caught up with its log.
     pub stdin: StdinWanted,
-    /// It was told to end all of this, for the job restarts from the beginning.
+    /// The host was told to end all of this, because the job restarts from the beginning.
     pub restarts: bool,
 }
 
@@ -621,7 +623,7 @@ pub enum ToHost {
     Signal(i32),
     /// Stop every rank here, or none if one of them has ended or is not here yet: `Frozen` is the answer.
     Freeze,
-    /// They go on.
+    /// The ranks that were stopped go on.
     Thaw,
     /// These ranks of yours are to make their images of a recovery line.
     MakeLine {
@@ -663,7 +665,7 @@ pub enum ToHost {
         epoch: Epoch,
         /// SIGKILL at once.
         kill: bool,
-        /// It restarts from the beginning: a home that takes over before all ranks are ended is to go on with that.
+        /// The job restarts from the beginning: a home that takes over before all ranks are ended is to go on with that.
         restarts: bool,
     },
 }
@@ -712,9 +714,9 @@ pub enum ToSession {
 /// Which byte of standard input rank 0 is to get next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StdinWanted {
-    /// None for now: it is brought back, and has not caught up with its log.
+    /// None for now: the rank is brought back, and has not caught up with its log.
     Nothing,
-    /// That at this offset.
+    /// The byte at this offset.
     From(u64),
     /// Not known: a program that ran in this process before has read of it, too.
     Unknown,

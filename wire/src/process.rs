@@ -1,7 +1,7 @@
-//! What an observer and the protector of its own node say to each other, over a unix stream socket in the node's directory: frames of
+//! What an observer and the daemon of its own node say to each other, over a unix stream socket in the node's directory: frames of
 //! bincode. (The log has connections of its own, to the protector of the *next* node: [`crate::login`].)
 //!
-//! The protector believes no process: it asks the kernel for the process id at the other end, and only the process that it has
+//! The daemon believes no process: it asks the kernel for the process id at the other end, and only the process that it has
 //! launched itself may join. Children of a rank are told that they are not protected.
 
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ pub mod variable {
 pub enum Protect {
     /// The library is not loaded.
     None,
-    /// It is loaded, and every call passes through: what interposition alone costs.
+    /// The library is loaded, and every call passes through: what interposition alone costs.
     Off,
     /// Everything is logged, checkpoints are made.
     #[default]
@@ -59,7 +59,7 @@ pub enum Interval {
     /// From the measured cost and the configured mean time between failures (Young/Daly).
     #[default]
     Auto,
-    /// Every so many milliseconds.
+    /// The interval, in milliseconds.
     Every(u64),
     /// On request only.
     Never,
@@ -105,10 +105,10 @@ pub enum PayloadMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogMode {
-    /// It waits until its protector has all that the bytes depend on.
+    /// The process waits until its protector has all that the bytes depend on.
     #[default]
     Waiting,
-    /// It waits for nothing: what the bytes depend on, and is not known to be stable, goes with them.
+    /// The process waits for nothing: what the bytes depend on, and is not known to be stable, goes with them.
     Causal,
 }
 
@@ -202,25 +202,26 @@ declare_counters! {
     longest_full_ns,
 }
 
-/// Where a process's counters lie in its own memory, for its node's protector to read: a magic number, then [`Counters`] as 64-bit words in the
+/// Where a process's counters lie in its own memory, for the daemon of its node to read: a magic number, then [`Counters`] as 64-bit words in the
 /// order of their declaration.
 pub mod counters {
     /// The address.
     pub const ADDRESS: u64 = 0x3b00_0000_0000;
     /// The first word.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"RADICCT1");
-    /// Words behind it.
+    /// Words after the magic number.
     pub const WORDS: usize = size_of::<super::Counters>() / 8;
 }
 
 /// Where a process has ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
-    /// The offset after its last byte.
+    /// The offset after the stream's last byte.
     pub offset: u64,
-    /// It has closed the connection, too: it reads nothing more on it.
+    /// The process has closed the connection, too: it reads nothing more on it.
     pub closed: bool,
-    /// How many units of the other direction it had received by then. A peer that is brought back sends that much again before it is live (Gate B).
+    /// How many units of the other direction the process had received by then. A peer that is brought back sends that much again
+    /// before it is live (Gate B).
     pub received: u64,
 }
 
@@ -231,14 +232,14 @@ pub enum ToNode {
     Join {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
-        /// The process that it is by its environment.
+        /// The process that the sender is, by its environment.
         process: ProcessId,
     },
     /// The first message of a process that has come back from an image, instead of `Join`. The answer is `Restart` or `Refused`.
     Restored {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
-        /// The process that it is.
+        /// The process that the sender is.
         process: ProcessId,
         /// Where the image stands.
         point: Point,
@@ -246,7 +247,7 @@ pub enum ToNode {
     /// The first and last message on a second connection of a process that has come back: what follows, in both directions, is its conversation with the
     /// process manager, as it is.
     Pmi {
-        /// The process that it is.
+        /// The process that the sender is.
         process: ProcessId,
     },
     /// A child of a rank, which speaks of one thing on a connection, is about to take connections at this listener. If that is one of the rank's, which
@@ -259,14 +260,14 @@ pub enum ToNode {
         /// The listener's address.
         address: SocketAddr,
     },
-    /// A child of a rank has accepted a connection at an inherited listener: which process is calling? The answer is `Caller`. One that is protected was told to call the
-    /// rank's process, before it was known that the child takes connections.
+    /// A child of a rank has accepted a connection at an inherited listener: which process is calling? The answer is `Caller`.
+    /// One that is protected was told to call the rank's process, before it was known that the child takes connections.
     ChildAccepted {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
         /// The rank's process.
         process: ProcessId,
-        /// The other end.
+        /// The caller's end of the connection.
         from: SocketAddr,
     },
     /// A child of a rank sends away the protected caller from there, which has greeted: it is told that its connection is over. The answer is `Caller`.
@@ -275,7 +276,7 @@ pub enum ToNode {
         version: u16,
         /// The rank's process.
         process: ProcessId,
-        /// The other end.
+        /// The caller's end of the connection.
         from: SocketAddr,
     },
     /// The address where peers dial this process when a link has broken. Sent once, after the welcome.
@@ -291,28 +292,30 @@ pub enum ToNode {
     Listening(SocketAddr),
     /// A restored process listens, as its program sees it, at `address`; connections come to `at`.
     ListeningAt {
-        /// Where it listened in its first incarnation.
+        /// Where the process listened in its first incarnation.
         address: SocketAddr,
         /// The socket of this incarnation.
         at: SocketAddr,
     },
-    /// It does not any more.
+    /// The process no longer listens there.
     NotListening(SocketAddr),
-    /// One of its sockets has got this address: does another process listen there, as its program sees it, that has moved or is lost? The answer is `Claimed`.
+    /// A socket of the process has got this address: does another process listen there, as its program sees it, that has moved or
+    /// is lost? The answer is `Claimed`.
     Claim {
         /// Repeated in the answer.
         ask: u64,
         /// The address, as the program sees it.
         address: SocketAddr,
     },
-    /// It is about to connect: which process is there? The answer is `Peer`. When that names a process, the node of that process knows which one
-    /// is going to call. When it names none, the nodes with processes that may begin to listen there know it, until `CallsNobody`.
+    /// The process is about to connect: which process is there? The answer is `Peer`. When that names a process, the node of that
+    /// process knows which one is going to call. When it names none, the nodes with processes that may begin to listen there know
+    /// it, until `CallsNobody`.
     Connecting {
         /// Repeated in the answer.
         ask: u64,
         /// The connection.
         connection: ConnectionId,
-        /// Its own end, already bound.
+        /// The connection's own end, already bound.
         from: SocketAddr,
         /// Where to.
         to: SocketAddr,
@@ -328,7 +331,8 @@ pub enum ToNode {
         /// There is a connection, or may be one: what passes on it is not logged.
         made: bool,
     },
-    /// It makes a connection again, with a process of another job: the key for its greeting? The answer is `GreetingKey`.
+    /// The process makes a connection again, with a process of another job: the key for its greeting? The answer is
+    /// `GreetingKey`.
     GreetingKey {
         /// Repeated in the answer.
         ask: u64,
@@ -341,7 +345,7 @@ pub enum ToNode {
     Accepted {
         /// Repeated in the answer.
         ask: u64,
-        /// The other end.
+        /// The caller's end of the connection.
         from: SocketAddr,
     },
     /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
@@ -366,8 +370,8 @@ pub enum ToNode {
         /// No image of this process has it any more.
         for_good: bool,
     },
-    /// The program has come to its end, and all that it has printed before is stable. The process waits: others may need again what it has sent. [`FromNode::MayEnd`] says that none
-    /// will.
+    /// The program has come to its end, and all that it has printed before is stable. The process waits: others may need again
+    /// what it has sent. [`FromNode::MayEnd`] says that none will.
     AtEnd(ProgramEnd),
     /// Where is this process now? The answer is `Place`.
     Where {
@@ -389,7 +393,8 @@ pub enum ToNode {
         /// The connection.
         connection: ConnectionId,
     },
-    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has sent is stable. `Leaving` follows.
+    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has
+    /// sent is stable. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {
@@ -459,15 +464,15 @@ pub struct Room {
 pub enum FromNode {
     /// Welcome.
     Joined {
-        /// Its incarnation.
+        /// The process's incarnation.
         incarnation: Incarnation,
         /// The job's key.
         key: JobKey,
-        /// Where the log service of its protector listens.
+        /// Where the log service of the process's protector listens.
         protector: SocketAddr,
-        /// How it is protected.
+        /// How the process is protected.
         protection: Protection,
-        /// Where its journal begins: what others may keep of that of another program in this process was before.
+        /// Where the process's journal begins: what others may keep of the journal of another program in this process was before.
         journal: u64,
         /// Another program ran in this process before, and may have read of what this one has inherited.
         inherited: bool,
@@ -491,9 +496,9 @@ pub enum FromNode {
         ask: u64,
         /// The process.
         peer: Option<ProcessId>,
-        /// If it is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
+        /// If the process is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
         key: Option<JobKey>,
-        /// It has moved: where to connect instead.
+        /// Where to connect instead, if the process has moved.
         at: Option<SocketAddr>,
         /// No protected process is there now, but one that may have listened there is lost and about to be back. To be asked again.
         later: bool,
@@ -543,11 +548,11 @@ pub enum FromNode {
     Restarted {
         /// The process.
         process: ProcessId,
-        /// Its incarnation: older ones are refused.
+        /// The process's incarnation: older ones are refused.
         incarnation: Incarnation,
-        /// Where the journal ended that it goes on with.
+        /// Where the journal ended with which the process goes on.
         log_end: u64,
-        /// Where.
+        /// Where the process is dialed.
         door: SocketAddr,
     },
     /// To `Accepted`: the connection and the process that opened it, if that is protected.
@@ -582,7 +587,7 @@ pub enum FromNode {
     Checkpoint {
         /// Repeated in the answer; it grows.
         request: u64,
-        /// It is the process's image of this recovery line.
+        /// The recovery line of which this is the process's image, if it is one of a line.
         line: Option<u64>,
     },
 }
@@ -590,16 +595,16 @@ pub enum FromNode {
 /// The state outside of a process that belongs to an image of it, beside its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Point {
-    /// Its incarnation when it was saved.
+    /// The process's incarnation when it was saved.
     pub incarnation: Incarnation,
-    /// Position in its journal.
+    /// The position in its journal.
     pub cut: u64,
     /// Bytes that it had written to standard output and to standard error, less those that it is going to write once more: what comes on the new
     /// pipes begins at these offsets.
     pub output: [u64; 2],
-    /// PMI fences that it had been let out of.
+    /// PMI fences that the process had been let out of.
     pub fences: u64,
-    /// It had said `init` to its PMI server, and `finalize`.
+    /// Whether the process had said `init` to its PMI server, and `finalize`.
     pub pmi: (bool, bool),
 }
 
@@ -615,21 +620,21 @@ pub struct ProgramEnd {
 /// What a restored process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
-    /// Its incarnation.
+    /// The incarnation of the restored process.
     pub incarnation: Incarnation,
     /// The job's key.
     pub key: JobKey,
     /// Where the log service listens that has its log.
     pub protector: SocketAddr,
-    /// How it is protected.
+    /// How the process is protected.
     pub protection: Protection,
-    /// Where its journal ends.
+    /// Where the process's journal ends.
     pub log_end: u64,
-    /// The numbers of its images.
+    /// The numbers of the process's images.
     pub images: ImageRange,
-    /// What is held of each stream that it receives: units, and where it has ended.
+    /// What is held of each stream that the process receives: units, and where the stream has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
-    /// The causes that it had at its protector, or that others had of it: a set, and the position of its first byte.
+    /// The causes that the process had at its protector, or that others had of it: a set, and the position of its first byte.
     pub causes: (u64, ByteBuf),
     /// The newest incarnations of other processes that were restarted, as far as its node knows.
     pub restarted: Vec<(ProcessId, Incarnation)>,
@@ -638,16 +643,16 @@ pub struct Restart {
 /// Where a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
-    /// It runs.
+    /// The process runs.
     Here {
-        /// Its incarnation.
+        /// The process's incarnation.
         incarnation: Incarnation,
-        /// Where it is dialed.
+        /// Where the process is dialed.
         door: SocketAddr,
     },
-    /// It is on its way back: [`FromNode::Restarted`] will be said.
+    /// The process is on its way back: [`FromNode::Restarted`] will be said.
     Away,
-    /// It has ended, or is not known: it wants nothing more, and says nothing more.
+    /// The process has ended, or is not known: it wants nothing more, and says nothing more.
     Left,
 }
 

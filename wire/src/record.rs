@@ -7,9 +7,9 @@
 //! - [`Cover::Encrypted`]: AES-256-GCM of the body, the record's number as nonce, the head as what goes with it.
 //! - [`Cover::Authenticated`]: the body as it is; the tag is BLAKE3's, keyed, over the record's number, the head and the body.
 //!
-//! The cipher is ring's: where the processor has instructions for it (found out at run time) a record of 64 bytes takes 70 ns and one of 64 KiB 6 us, a twentieth and
-//! a ninth of what ChaCha20-Poly1305 of the `chacha20poly1305` crate takes, and for long ones a seventh of AES-256-GCM of the `aes-gcm` crate. BLAKE3 takes 90 ns and
-//! 7 us.
+//! The cipher is ring's: where the processor has instructions for it (found out at run time) a record of 64 bytes takes 70 ns and
+//! one of 64 KiB 6 us, a twentieth and a ninth of what ChaCha20-Poly1305 of the `chacha20poly1305` crate takes, and for long ones
+//! a seventh of AES-256-GCM of the `aes-gcm` crate. BLAKE3 takes 90 ns and 7 us.
 //!
 //! A sender or a receiver has its key in a block aligned to [`SECRET_ALIGN`]. Sealing and opening allocate nothing.
 
@@ -52,10 +52,10 @@ impl Cover {
 /// Why a connection cannot be used any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Its head says that it is longer than a record may be, or empty and not the last.
+    /// The head of a record says that it is longer than a record may be, or empty and not the last.
     #[error("a record of {0} bytes, which none can have")]
     Length(usize),
-    /// It was changed, repeated or made up, or one before it is missing.
+    /// A record was changed, repeated or made up, or one before it is missing.
     #[error("a record was damaged, replayed, left out or forged")]
     Forged,
     /// Something follows the last one.
@@ -63,8 +63,8 @@ pub enum RecordError {
     AfterLast,
 }
 
-/// All of a sender or receiver that changes with a record, beside what it has buffered. A process that makes an image of itself and seals it on its way must not change
-/// what is in the image meanwhile.
+/// All of a sender or receiver that changes with a record, beside what it has buffered. A process that makes an image of itself
+/// and seals it on its way must not change what is in the image meanwhile.
 #[repr(align(1024))]
 struct Cipher {
     key: Key,
@@ -246,7 +246,7 @@ impl Opener {
         self.handle_read(bytes.len());
     }
 
-    /// Room for at least so many bytes from the socket.
+    /// Room for at least this many bytes from the socket.
     pub fn room(&mut self, least: usize) -> &mut [u8] {
         self.buffer.copy_within(self.taken..self.end, 0);
         (self.taken, self.end) = (0, self.end - self.taken);
@@ -256,7 +256,7 @@ impl Opener {
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes have come there.
+    /// This many bytes have come there.
     ///
     /// # Panics
     /// If there was no room for as many.
@@ -270,7 +270,7 @@ impl Opener {
         self.end - self.taken
     }
 
-    /// The body of the next whole record, if there is one. After an error there is none any more.
+    /// The body of the next whole record, if there is one. After an error there is no further one.
     pub fn next_body(&mut self) -> Result<Option<&[u8]>, RecordError> {
         let rest = &mut self.buffer[self.taken..self.end];
         let Some(head) = rest.first_chunk::<HEAD>() else { return Ok(None) };

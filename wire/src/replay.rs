@@ -11,8 +11,9 @@ use crate::limits;
 /// Longest frame, in bytes.
 pub const FRAME: usize = 4 * limits::LOG_CHUNK;
 
-/// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The engine hands the process the number,
-/// which no other process can guess. Once the socket is there, every user may see its name: so both ask the kernel for process and user at the other end.
+/// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The
+/// engine hands the process the number, which no other process can guess. Once the socket is there, every user may see its name:
+/// so both ask the kernel for process and user at the other end.
 pub fn socket_name(launcher: u64) -> String {
     format!("radic-replay-{launcher:016x}")
 }
@@ -20,23 +21,23 @@ pub fn socket_name(launcher: u64) -> String {
 /// From the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToReplayer {
-    /// It is back. The answer is `Setup`.
+    /// The process is back. The answer is `Setup`.
     Restored {
         /// The process.
         process: ProcessId,
-        /// Its incarnation when it was saved.
+        /// The process's incarnation when it was saved.
         incarnation: Incarnation,
         /// Where its journal stood.
         cut: u64,
     },
-    /// Journal from here, at most so many bytes. The answer is `Journal`.
+    /// Journal from here, at most this many bytes. The answer is `Journal`.
     FetchJournal {
         /// Position.
         position: u64,
         /// Bytes.
         room: u32,
     },
-    /// Received bytes, at most so many. The answer is `Payload`.
+    /// Received bytes, at most this many. The answer is `Payload`.
     FetchPayload {
         /// The stream.
         stream: StreamId,
@@ -45,7 +46,7 @@ pub enum ToReplayer {
         /// Bytes.
         room: u32,
     },
-    /// It sends these bytes again.
+    /// The process sends these bytes again.
     Sent {
         /// The stream.
         stream: StreamId,
@@ -56,7 +57,7 @@ pub enum ToReplayer {
     },
     /// Every outcome of the log has been served.
     Settled,
-    /// It goes no further, and why.
+    /// The process goes no further, and why.
     Ended(String),
 }
 
@@ -65,7 +66,7 @@ pub enum ToReplayer {
 pub enum FromReplayer {
     /// What there is to replay.
     Setup {
-        /// Its incarnation now.
+        /// The process's incarnation now.
         incarnation: Incarnation,
         /// Where its journal ends.
         log_end: u64,

@@ -25,7 +25,7 @@ pub enum Health {
     Good,
     /// Something is being made good.
     Troubled,
-    /// It is gone.
+    /// What is looked at is gone.
     Gone,
 }
 
@@ -33,7 +33,7 @@ pub enum Health {
 #[derive(Debug)]
 pub struct Since<'a> {
     before: &'a [ProcessInfo],
-    /// The same by their names, once one was looked for.
+    /// The processes by their names, once one was looked for.
     by_name: OnceCell<HashMap<(JobId, Rank), &'a ProcessInfo>>,
     seconds: f64,
 }
@@ -138,7 +138,7 @@ impl<'a> Growth<'a> {
         match () {
             () if counters.waits > 0 => Does::WaitsForPeers,
             () if counters.awaited > 0 || grows(|c| c.replayed + c.again) => Does::CatchesUp,
-            // It lives, and has its checkpoint to make.
+            // It is live, and has its checkpoint to make.
             () if grows(|c| c.messages_in + c.messages_out + c.events) => Does::IsUnprotected,
             () => Does::ComesBack,
         }
@@ -151,37 +151,37 @@ const IDLE: f64 = 0.05;
 /// What a process has done from one sample to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Does {
-    /// It is over.
+    /// The process is over.
     HasEnded,
-    /// Its job is not protected, so nothing is known.
+    /// The process's job is not protected, so nothing is known.
     NotProtected,
-    /// It is stopped, by SIGSTOP or a debugger.
+    /// The process is stopped, by SIGSTOP or a debugger.
     Stopped,
-    /// It is being brought back, and does not say how far it is.
+    /// The process is being brought back, and does not say how far it is.
     ComesBack,
-    /// It was brought back, and waits for peers that it does not reach, or that catch up themselves.
+    /// The process was brought back, and waits for peers that it does not reach, or that catch up themselves.
     WaitsForPeers,
-    /// It catches up with its log.
+    /// The process catches up with its log.
     CatchesUp,
-    /// It lives, and has no checkpoint at its protector yet.
+    /// The process is live, and has no checkpoint at its protector yet.
     IsUnprotected,
-    /// It has not reported to its protector yet.
+    /// The process has not reported to its protector yet.
     Starts,
-    /// Its log is not taken for now.
+    /// The process's log is not taken for now.
     LogIsFull,
-    /// Its sends wait for its log.
+    /// The process's sends wait for its log.
     AtTheGate,
-    /// It has made a checkpoint.
+    /// The process has made a checkpoint.
     Checkpoints,
-    /// It has sent, and received nothing.
+    /// The process has sent, and received nothing.
     Sends,
-    /// It has received, and sent nothing.
+    /// The process has received, and sent nothing.
     Receives,
-    /// It has sent and received.
+    /// The process has sent and received.
     Communicates,
-    /// It has sent and received nothing, and has asked for data, or done nothing.
+    /// The process has sent and received nothing, and has asked for data, or done nothing.
     Waits,
-    /// It has sent and received nothing, and has asked for nothing.
+    /// The process has sent and received nothing, and has asked for nothing.
     Computes,
     /// There is no sample before, or it is another process since.
     Runs,
@@ -221,7 +221,7 @@ impl Does {
         }
     }
 
-    /// The same with the ranks that it is about: "sends to 3", "waits for 1,2".
+    /// What the process has done, with the ranks that it is about: "sends to 3", "waits for 1,2".
     pub fn with(self, partners: &[Rank]) -> Cow<'static, str> {
         let word = match self {
             Does::Sends => "to",

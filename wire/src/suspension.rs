@@ -1,8 +1,9 @@
 //! A job that is suspended: what is known of it beside the logs and images of its ranks, and the list of the files in which all of it is.
 //!
-//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The key
-//! ([`JobKey::derive_for_suspension`]) is made of the cluster's and no process has it, so what a cluster has not written it does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it
-//! is parsed. It holds the length and the code of each other file.
+//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The
+//! key ([`JobKey::derive_for_suspension`]) is made of the cluster's and no process has it, so what a cluster has not written it
+//! does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it is parsed. It
+//! holds the length and the code of each other file.
 
 use std::net::IpAddr;
 
@@ -20,7 +21,7 @@ use crate::peer::Ward;
 
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
-/// Another one whenever anything in it changes.
+/// Raised whenever the format changes.
 pub const VERSION: u32 = 7;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
@@ -47,8 +48,9 @@ pub struct Suspension {
 /// What is further needed for going on with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
-    /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is this incarnation; the command that gives the rank's log to
-    /// its protector speaks as it. So whatever lives still of the life before is refused.
+    /// Of each rank, the first incarnation in the life that begins: the next one after that which was suspended. No process is
+    /// this incarnation; the command that gives the rank's log to its protector speaks as it. So whatever still runs of the last
+    /// life is refused.
     pub incarnations: Vec<Incarnation>,
 }
 
@@ -68,18 +70,18 @@ pub struct Unprinted {
 /// A file: its length and its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedFile {
-    /// Its name in the folder.
+    /// The file's name in the folder.
     pub name: String,
-    /// Its length, in bytes.
+    /// The file's length, in bytes.
     pub bytes: u64,
-    /// The code of its name and bytes.
+    /// The code of the file's name and bytes.
     pub code: [u8; MAC],
 }
 
 /// An image, in a file of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedImage {
-    /// Its number.
+    /// The image's number.
     pub image: u64,
     /// The image that it is an increment of.
     pub parent: Option<u64>,
@@ -94,9 +96,9 @@ pub struct SavedImage {
 pub struct SavedRank {
     /// The incarnation that was suspended.
     pub incarnation: Incarnation,
-    /// Its images, a full one first, then its increments.
+    /// The rank's images, a full one first, then its increments.
     pub images: Vec<SavedImage>,
-    /// Its journal, from the cut of the last image on.
+    /// The rank's journal, from the cut of the last image on.
     pub journal: Span,
     /// Where that is.
     pub journal_file: SavedFile,
@@ -157,7 +159,7 @@ fn is_name(name: &str) -> bool {
 pub struct Manifest {
     /// What is known of the job.
     pub suspension: Suspension,
-    /// Its output that no terminal has printed, in its order.
+    /// The job's output that no terminal has printed, in its order.
     pub unprinted: Vec<Unprinted>,
     /// What is saved of each rank.
     pub ranks: Vec<SavedRank>,
@@ -166,7 +168,7 @@ pub struct Manifest {
 /// Why bytes are no list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It ends too early, or too late.
+    /// The bytes end too early, or too late.
     #[error("it has {got} bytes instead of {expected}: it is truncated, or something was added; copy the folder again")]
     Length {
         /// How long it must be, at least.
@@ -174,10 +176,10 @@ pub enum ManifestError {
         /// How long it is.
         got: u64,
     },
-    /// It is something else.
+    /// The bytes are something else.
     #[error("it does not begin as the list of a suspended job does; name a folder that `radic suspend` has written")]
     Magic,
-    /// It is of another build.
+    /// The list is of another build.
     #[error("it is of version {0}, this build reads version {VERSION}; resume it with the release that has written it")]
     Version(u32),
     /// A user that could read the folder could sign it again.
@@ -191,7 +193,7 @@ pub enum ManifestError {
         "it is damaged, or was written by a cluster with another key; start this cluster with that key (`radic key` has made it), or copy the folder again"
     )]
     Code,
-    /// It contradicts itself.
+    /// The list contradicts itself.
     #[error("{0}")]
     Invalid(String),
     /// Too long.
@@ -200,7 +202,7 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// Its bytes.
+    /// The list's bytes.
     pub fn encode(&self, cluster: &ClusterKey) -> Result<Vec<u8>, ManifestError> {
         self.check()?;
         let body = codec::encode(self, limits::SUSPENSION).map_err(|error| ManifestError::TooLong(error.to_string()))?;
@@ -420,7 +422,7 @@ mod tests {
             prop_assert!(Manifest::decode(&bytes[..cut.index(bytes.len())], &key()).is_err());
         }
 
-        /// The parser behind the code holds, too, whatever a holder of the key writes.
+        /// The parser that runs after the check of the code holds, too, whatever a holder of the key writes.
         #[test]
         fn a_body_of_garbage_is_refused(body in prop::collection::vec(any::<u8>(), 0..300), from_good: bool, at: prop::sample::Index, by: u8) {
             let good = codec::encode(&manifest(), limits::SUSPENSION).unwrap();

@@ -14,10 +14,10 @@ const LONGEST: usize = 64;
 /// Why a token is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It is no token of this cluster.
+    /// The token is none of this cluster.
     #[error("this is no token of this cluster: `radic web` makes one")]
     Wrong,
-    /// It was one.
+    /// The token has expired.
     #[error("this token has expired: `radic web` makes another one")]
     Old,
 }
@@ -32,7 +32,7 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Those of the cluster with this key.
+    /// The tokens of the cluster with this key.
     pub fn new(key: &ClusterKey) -> Tokens {
         Tokens(JobKey::derive_for_tokens(key))
     }

@@ -276,7 +276,7 @@ fn a_call_that_does_not_arrive_is_made_again_for_a_while() {
     assert!(matches!(one.step(), Step::Report { made: true, .. }));
 }
 
-/// On this machine it arrives, and nobody lets it in.
+/// On this machine the call arrives, and no process lets it in.
 #[test]
 fn a_call_to_a_full_backlog_of_this_machine_is_left_to_its_program() {
     let mut one = Caller::new(false);
@@ -338,7 +338,7 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
         panic!("the gate is open")
     };
     let image = one.clone();
-    // The outcome was lost with the process: it is asked anew where the other one is.
+    // The outcome was lost with the process: the nodes are asked again where the other one is.
     let mut next = one.comes_back(&image);
     next.dialed(Dialed::Failed(EINVAL));
     next.asks();
@@ -354,7 +354,8 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
 }
 
-/// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation greets no peer as one that has received nothing.
+/// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation
+/// greets no peer as one that has received nothing.
 #[test]
 fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
     let mut one = Caller::new(false);

@@ -56,7 +56,8 @@ impl Table {
         }
     }
 
-    /// Its opener never asks for this connection again. But it may have done so just before, on a socket that this process has not looked at yet.
+    /// The opener never asks for this connection again. But it may have done so just before, on a socket that this process has
+    /// not looked at yet.
     fn bury(&mut self, id: ConnectionId) {
         push_newest(&mut self.buried, self.most, id);
         self.end(id);
@@ -82,7 +83,7 @@ impl Table {
         }
     }
 
-    /// An image was committed: what it covers as closed is closed for ever, here.
+    /// An image was committed: what it covers as closed stays closed here.
     pub(crate) fn handle_committed(&mut self, image: u64, outbox: &mut Outbox) {
         self.committed = Some(image);
         for slot in 0..self.slots.len() {

@@ -15,7 +15,7 @@ use crate::payload::PayloadLog;
 pub enum Welcome {
     /// The socket is this connection's link now. Close the one before, and write this answer first if there is one.
     Link(Slot, Option<Greeting>),
-    /// The greeting is older than the link of now, or from a dead incarnation: close the socket.
+    /// The greeting is older than the current link, or from a dead incarnation: close the socket.
     Refuse,
     /// Both ends had closed the connection and this one has forgotten it; the image of its opener is older than the word that it may do so, too. Close the
     /// socket, and say that word again ([`Forgettable`](super::Forgettable)).
@@ -143,8 +143,9 @@ impl Table {
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
-        // A peer that has forgotten the connection, or has left, says nothing. It forgets only a connection that was closed here in an image, after the last byte.
-        // What a peer that has left had received is sent again all the same: other processes may have heard from it what it did with that.
+        // A peer that has forgotten the connection, or has left, says nothing. It forgets only a connection that was closed here
+        // in an image, after the last byte. Bytes that a departed peer had received are still sent again: other processes may
+        // have learned from it what it did with them.
         let is_forgotten =
             |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there && c.outgoing.end() >= c.outgoing.peer_has);
         self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))

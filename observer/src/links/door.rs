@@ -139,8 +139,8 @@ impl Links {
         let me = cx.observer.incarnation();
         let connection = cx.observer.table().get(slot).filter(|c| c.peer == hello.process);
         let Some(connection) = connection.filter(|c| hello.incarnation >= c.peer_incarnation()) else { return };
-        // The acceptor may speak of a link that was replaced since. It has not answered the first of this incarnation: if it names another one, that one is of an earlier
-        // incarnation, and the greeting of this one was never read.
+        // The acceptor may mean a link that was replaced since. It answers no first attempt (number 0), so if it names another
+        // attempt, that one was of an earlier incarnation, and the acceptor never read the greeting of this one.
         let is_of_now = connection.attempt().is_none_or(|(of, attempt)| of != me || attempt == 0 || attempt == hello.attempt);
         let (link, end) = (connection.link(), connection.stream_out());
         match self.reconnections.get(&end).map(|of| of.stage) {

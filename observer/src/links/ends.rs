@@ -92,8 +92,9 @@ impl Links {
         self.await_word(cx, (slot, end));
     }
 
-    /// All has come on this link, and its peer may still owe this process a word. It says so on another link when it has caught up, or it leaves without a word. So the link is made
-    /// again after a pause, and again. Not at once: what was read of it has to be sent once more, by a process that has better things to do.
+    /// All has come on this link, and its peer may still owe this process a word. It says so on another link when it has caught
+    /// up, or it leaves without a word. So the link is made again after a pause, and again. Not at once: what was read of it has
+    /// to be sent once more, by a process that has better things to do.
     fn await_word(&mut self, cx: &Context<'_>, (slot, end): (Slot, StreamId)) {
         if owes_word(cx, slot) && !self.is_down(end) {
             self.owing.entry(end).or_insert(cx.now + RETRY);
@@ -134,7 +135,8 @@ impl Links {
     }
 }
 
-/// Whether this process waits for its peer to say what it has (Gate B): the peer was catching up when it greeted. It says so on another link, or it has left, which its node knows.
+/// Whether this process waits for its peer to say what it has (Gate B): the peer was catching up when it greeted. It says so on
+/// another link, or it has left, which its node knows.
 fn owes_word(cx: &Context<'_>, slot: Slot) -> bool {
     let is_settled = cx.observer.table().get(slot).is_none_or(|connection| connection.outgoing().peer_settled);
     cx.observer.phase() != Phase::Live && !is_settled

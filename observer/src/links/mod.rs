@@ -8,8 +8,8 @@
 //! - *Greetings* say how far either side is; what they mean for the streams is decided in [`crate::connection`]. G1 holds for them, too: a greeting
 //!   says what was received, so it waits until the gate is open.
 //!
-//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means, `under_way` the first link of a connection whose `connect`
-//! has not waited for it.
+//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means,
+//! `under_way` the first link of a connection whose `connect` has not waited for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -60,7 +60,7 @@ const GIVEN_UP: Ending = Ending::Reset(RESET);
 pub struct Install {
     /// The connection's end here: the stream that goes out.
     pub end: StreamId,
-    /// What its link is from now on. The one before, if there is one, is closed; its options are those of this one.
+    /// The connection's new socket. The driver closes the old one, after copying its options.
     pub socket: SocketId,
     /// What is written to it first.
     pub answer: Option<Greeting>,
@@ -108,7 +108,7 @@ pub enum Action {
 /// What is done about a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Its socket has ended. The node was asked whether the stream has.
+    /// The link's socket has ended. The node was asked whether the stream has.
     Asked { ask: u64 },
     /// The link is broken; the next step is due then.
     Down { due: Duration },
@@ -116,7 +116,7 @@ enum Stage {
     Placing { ask: u64, since: Duration },
     /// A socket connects to the peer's door, in that incarnation of it.
     Connecting { socket: SocketId, door: SocketAddr, peer: Incarnation, deadline: Duration },
-    /// It is connected; the greeting waits for the gate.
+    /// The socket is connected; the greeting waits for the gate.
     Connected { socket: SocketId, door: SocketAddr, peer: Incarnation },
     /// The greeting was written, the answer has not come. After the deadline the node is asked whether the peer is still there.
     Greeted { socket: SocketId, door: SocketAddr, deadline: Duration, ask: Option<u64> },
@@ -258,8 +258,9 @@ impl Links {
         Ok(())
     }
 
-    /// Ranks of the job are lost, and what others know of them is collected: what is answered. Nothing more is received of what the lost incarnations have sent, and no program is
-    /// told that there is something: it would depend on what may not be known any more.
+    /// Ranks of the job are lost, and what others know of them is collected: what is answered. Nothing more is received of what
+    /// the lost incarnations have sent, and no program is told that there is something: it would depend on what may not be known
+    /// any more.
     pub fn handle_collect(&mut self, cx: &mut Context<'_>, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
         let held = cx.observer.handle_collect(lost);
         self.break_dropped(cx);

@@ -143,7 +143,8 @@ fn the_acceptor_calls_and_the_opener_dials() {
     assert!(installed(&actions).answer.is_some() && !other.links.is_any_down());
 }
 
-/// The opener goes back to before its `connect` and makes the connection once more. The acceptor accepted it long ago, so nobody reads the first greeting in its backlog.
+/// The opener goes back to before its `connect` and makes the connection once more. The acceptor accepted it long ago, so nobody
+/// reads the first greeting in its backlog.
 #[test]
 fn an_acceptor_that_knows_an_earlier_incarnation_is_heard() {
     let (mut one, mut other, slot, there) = pair();
@@ -299,11 +300,11 @@ fn everything_that_waits_has_a_limit() {
     // The node does not say where the peer is.
     let actions = one.tick(Duration::ZERO);
     assert!(matches!(actions[..], [Action::Tell(ToNode::Where { .. })]));
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     assert_eq!(one.tick(due - one.now), []);
     // The door does not take the connection.
     let socket = one.dials();
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     assert_eq!(one.tick(due - one.now), [Action::Close(socket)]);
     // Nor refuses it.
     one.now += RETRY;
@@ -313,7 +314,7 @@ fn everything_that_waits_has_a_limit() {
     // The answer does not come: the node says that the peer is where it was.
     one.now += RETRY;
     let (socket, _) = one.greets();
-    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let due = one.links.poll_timeout().expect("it does not wait forever");
     let actions = one.tick(due - one.now);
     let [Action::Tell(ToNode::Where { ask, .. })] = actions[..] else { panic!("{actions:?}") };
     assert_eq!(one.hears(here(ask), 0), (Ok(()), vec![]));
@@ -456,7 +457,7 @@ fn returned(process: ProcessId) -> FromNode {
     FromNode::Restarted { process, incarnation: Incarnation::restarted(1), log_end: 0, door: DOOR }
 }
 
-/// What is under way leads to an incarnation that is over, and nobody answers there.
+/// What is under way leads to an incarnation that is over, and no process answers there.
 #[test]
 fn a_connection_that_is_under_way_goes_to_the_door_of_a_process_that_comes_back() {
     let (mut one, _, name) = under_way();

@@ -1,11 +1,13 @@
-//! The first link of a connection whose `connect` has not waited for it (EINPROGRESS): the program's own socket, until the kernel says that it is connected or that it will not be.
+//! The first link of a connection whose `connect` has not waited for it (EINPROGRESS): the program's own socket, until the kernel
+//! says that it is connected or that it will not be.
 //!
 //! - *It is connected.* The greeting is written before the program is told: what it sends comes after that.
-//! - *It was refused.* The peer may have died: then it comes back, and the link is made like one that has broken. A peer that listens nowhere any more has refused it, and the program is
-//!   told so.
+//! - *It was refused.* The peer may have died: then it comes back, and the link is made like one that has broken. A peer that
+//!   listens nowhere any more has refused it, and the program is told so.
 //! - *The program gives it up.* The peer has never heard of it, and never does.
 //!
-//! Nothing of this is an outcome: what the program finds out of it, it does by calls that have outcomes of their own (what is ready, SO_ERROR, a second `connect`).
+//! Nothing of this is an outcome: what the program finds out of it, it does by calls that have outcomes of their own (what is
+//! ready, SO_ERROR, a second `connect`).
 
 use radic_wire::determinant::StreamId;
 
@@ -48,7 +50,8 @@ impl Links {
         self.check_invariants();
     }
 
-    /// It will not be, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or is on its way back.
+    /// The link will not be connected, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or
+    /// is on its way back.
     pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, is_there: bool) -> Result<(), Failure> {
         let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };
         let wanted = connection.incoming().wanted();

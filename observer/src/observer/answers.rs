@@ -14,8 +14,8 @@ pub enum Wait {
     Outbox,
     /// Bytes of the stream, an event on the descriptors, a new link: what the program itself waits for.
     Event,
-    /// The calls of other threads come first: let them make theirs, without the layer, and ask again after at most half a millisecond. A call that does not wait waits for
-    /// this, too.
+    /// The calls of other threads come first: let them make theirs, without the layer, and ask again after at most half a
+    /// millisecond. A call that does not wait waits for this, too.
     Turn,
     /// More of the log: [`Observer::wanted_log`](super::Observer::wanted_log).
     Log,
@@ -61,7 +61,7 @@ pub enum Receive {
 /// The answer to a `send`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Send {
-    /// So many bytes are in the outbox: let them leave ([`Observer::poll_transmit`](super::Observer::poll_transmit)).
+    /// This many bytes are in the outbox: let them leave ([`Observer::poll_transmit`](super::Observer::poll_transmit)).
     Taken {
         /// Bytes.
         len: usize,
@@ -79,7 +79,7 @@ pub enum Send {
 pub enum Reading {
     /// Read it, and tell [`Observer::handle_clock`](super::Observer::handle_clock).
     Live,
-    /// What the program was told then, in nanoseconds.
+    /// What the program was told in the recorded run, in nanoseconds.
     Again(i64),
     /// Not yet.
     Wait(Wait),
@@ -90,7 +90,7 @@ pub enum Reading {
 pub enum Accept {
     /// This connection waits: tell [`Observer::handle_accepted`](super::Observer::handle_accepted) on which descriptor the program gets it.
     Offered(ConnectionId),
-    /// The program gets this descriptor, with this address of the peer, as it did then.
+    /// The program gets this descriptor, with this address of the peer, as in the recorded run.
     Again {
         /// The descriptor.
         fd: u32,
@@ -112,9 +112,9 @@ pub enum Accept {
 pub enum Ready {
     /// Ask the system and tell what came of it.
     Live,
-    /// So many entries of the caller's array are ready.
+    /// This many entries of the caller's array are ready.
     Set(usize),
-    /// The outcome of then: this error, or 0.
+    /// The recorded outcome: this error, or 0.
     Outcome(u32),
     /// There is nothing now.
     Nothing,
@@ -125,9 +125,10 @@ pub enum Ready {
 /// The answer to the calls that give a socket an address, or look for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Address {
-    /// Find out, and tell what came of it ([`Observer::handle_outcome`](super::Observer::handle_outcome), [`Observer::handle_failed`](super::Observer::handle_failed)).
+    /// Find out, and tell what came of it ([`Observer::handle_outcome`](super::Observer::handle_outcome),
+    /// [`Observer::handle_failed`](super::Observer::handle_failed)).
     Live,
-    /// As it was then: the socket's own address; the process that listens at the target, if that is a protected one.
+    /// As in the recorded run: the socket's own address; the process that listens at the target, if that is a protected one.
     Again(std::net::SocketAddr, Option<ProcessId>),
     /// The call failed with this error.
     Failed(u32),
@@ -138,9 +139,10 @@ pub enum Address {
 /// The answer to a `read` of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// Read from the system, at most [`limits::INPUT`](radic_wire::limits::INPUT) bytes, and tell [`Observer::handle_input`](super::Observer::handle_input); while the gate is shut the caller waits first.
+    /// Read from the system, at most [`limits::INPUT`](radic_wire::limits::INPUT) bytes, and tell
+    /// [`Observer::handle_input`](super::Observer::handle_input); while the gate is shut the caller waits first.
     Live,
-    /// So many bytes of then are in the caller's room; 0: the end.
+    /// This many recorded bytes are in the caller's room; 0: the end.
     Again(usize),
     /// There is nothing now.
     Nothing,
@@ -153,7 +155,7 @@ pub enum Input {
 pub enum Answer {
     /// Ask the kernel for at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes, and tell [`Observer::handle_kernel`](super::Observer::handle_kernel).
     Live,
-    /// So many bytes of then are in the caller's room.
+    /// This many recorded bytes are in the caller's room.
     Again(usize),
     /// Not yet.
     Wait(Wait),

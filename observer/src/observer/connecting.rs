@@ -62,8 +62,8 @@ impl Observer {
         self.table.next_connection(self.me)
     }
 
-    /// Is there an outcome of then for `Bind` or `Target`? Addresses belong to machines, and the process that listened may have left: a
-    /// restarted process is told what it was told.
+    /// Is there a recorded outcome for `Bind` or `Target`? Addresses belong to machines, and the process that listened may have
+    /// left: a restarted process is told what it was told.
     pub fn address(&mut self, thread: u32, ask: Ask) -> Result<Address, Error> {
         let address = match self.consult(thread, ask, true)? {
             Verdict::Live => return Ok(Address::Live),
@@ -138,8 +138,9 @@ impl Observer {
         self.table.handle_greeting((&mut self.outbox, &self.payload), me, greeting, phase, held)
     }
 
-    /// A greeting came on a socket that the program's listener has accepted; its node has named `called` as the connection. Whether the socket is that connection's link. Two threads of
-    /// the opener may have called at once: only the greeting says which connection this is. An answer is wanted by reconnections only, which do not come to a listener of the program.
+    /// A greeting came on a socket that the program's listener has accepted; its node has named `called` as the connection.
+    /// Whether the socket is that connection's link. Two threads of the opener may have called at once: only the greeting says
+    /// which connection this is. An answer is wanted by reconnections only, which do not come to a listener of the program.
     pub fn handle_first_greeting(&mut self, called: ConnectionId, greeting: &Greeting) -> Result<bool, Error> {
         if greeting.connection.opener != called.opener {
             return Ok(false);
@@ -174,7 +175,7 @@ impl Observer {
         self.table.handle_finish(slot, offset)
     }
 
-    /// The peer of this connection has ended: it wants nothing more, and had received so many units.
+    /// The peer of this connection has ended: it wants nothing more, and had received this many units.
     pub fn handle_left(&mut self, connection: ConnectionId, received: u64) {
         self.table.handle_left(connection, received, &mut self.outbox);
     }
@@ -189,7 +190,8 @@ impl Observer {
         self.table.poll_over()
     }
 
-    /// `peer`, which has accepted this connection, says that its link is broken, and it is not known here: what `peer` is to be told, if it was forgotten.
+    /// The acceptor `peer` reports a broken link of a connection that this process no longer has. Returns the `Forget` to repeat,
+    /// if it was forgotten.
     pub fn forgotten(&self, connection: ConnectionId, peer: ProcessId) -> Option<Forgettable> {
         self.table.forgotten(connection, peer, self.phase())
     }

@@ -44,8 +44,9 @@ impl<'a> Cut<'a> {
 }
 
 impl Observer {
-    /// An image begins here, that of recovery line `line` or one by itself; `streams` is filled with where each stream stands, and `ended` with where those end that did. `None`
-    /// while this incarnation catches up: its journal would not be its own. The process is copied after this.
+    /// An image begins here, that of recovery line `line` or one by itself; `streams` is filled with where each stream stands,
+    /// and `ended` with where those end that did. `None` while this incarnation catches up: its journal would not be its own. The
+    /// process is copied after this.
     pub fn checkpoint<'a>(
         &mut self,
         line: Option<u64>,
@@ -78,7 +79,7 @@ impl Observer {
         Ok(Some(Cut { mark, streams, ended, causes, line }))
     }
 
-    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
+    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed forever: a restart may begin there.
     pub(super) fn handle_committed(&mut self, image: u64, oldest: u64) -> Result<(), Error> {
         if let Some(mark) = self.checkpoints.handle_committed(image) {
             self.journal.handle_stable(mark.journal)?;
@@ -90,7 +91,8 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its senders, each image covers it from which that could begin.
+    /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its
+    /// senders, each image covers it from which that could begin.
     pub fn is_received_held(&self) -> bool {
         let stays = |connection: &Connection| connection.stays_with_senders(&self.payload, self.me.job);
         let is_covered = self.table.iter().all(|(_, of)| !stays(of) || of.is_covered());
@@ -106,8 +108,9 @@ impl Observer {
         self.checkpoints.handle_abandoned();
     }
 
-    /// Before the process is saved, where received bytes stay with their senders: what of the outbox the image has. The outbox itself is not in it, as memory that changes
-    /// while the image is written. With `line` only what the peer may want that comes back by its own image of that line.
+    /// Before the process is saved, where received bytes stay with their senders: what of the outbox the image has. The outbox
+    /// itself is not in it, as memory that changes while the image is written. With `line` only what the peer may want that comes
+    /// back by its own image of that line.
     pub fn pack_outbox(&mut self, line: Option<u64>) {
         if self.payload.line().is_some() {
             self.packed = Some(Packed::new(&self.outbox, &self.table, line));
@@ -120,8 +123,8 @@ impl Observer {
     }
 
     /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
-    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says, and keeps the set of causes, which begins at that position.
-    /// `buffer` bytes of log are here at once.
+    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says, and keeps the
+    /// set of causes, which begins at that position. `buffer` bytes of log are here at once.
     pub fn restart(
         &mut self,
         incarnation: Incarnation,

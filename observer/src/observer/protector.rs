@@ -47,7 +47,8 @@ impl Observer {
         self.untold.is_none() && self.payload.is_shipped()
     }
 
-    /// Payload to be shipped, at most so many bytes: when the process idles, when a call has found nothing, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
+    /// Payload to be shipped, at most this many bytes: when the process idles, when a call has found nothing, or when
+    /// [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
     pub fn poll_payload(&mut self, most: usize) -> Option<Piece<'_>> {
         if let Some(beginning) = self.poll_beginning() {
             return Some(beginning);
@@ -55,10 +56,11 @@ impl Observer {
         self.payload.poll_ship(most)
     }
 
-    /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the stream is to learn that it
-    /// need not keep what is before that: no image that this protector commits lacks it, and without an image it brings no process back. Else a peer that
-    /// catches up could wait with a full outbox until that image, which may find no room: no log server would know what the lost protector had held. Not of what stays with its sender:
-    /// of that no log has anything, and a process that comes back would look for it there.
+    /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the
+    /// stream is to learn that it need not keep what is before that: no image that this protector commits lacks it, and without
+    /// an image it brings no process back. Else a peer that catches up could wait with a full outbox until that image, which may
+    /// find no room: no log server would know what the lost protector had held. Not of what stays with its sender: of that no log
+    /// has anything, and a process that comes back would look for it there.
     fn poll_beginning(&mut self) -> Option<Piece<'static>> {
         let position = self.payload.span().start;
         while let Some((slot, connection)) = self.table.first_from(self.untold?) {
@@ -144,8 +146,8 @@ impl Observer {
         }
     }
 
-    /// Ranks of the job are lost, and what others keep of their journals is collected: this is all that this process keeps, its own journal included. What the lost incarnations
-    /// have sent, and this process has not received, it never receives.
+    /// Ranks of the job are lost, and what others keep of their journals is collected: this is all that this process keeps, its
+    /// own journal included. What the lost incarnations have sent, and this process has not received, it never receives.
     pub fn handle_collect(&mut self, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
         for (rank, incarnation) in lost {
             self.causes.iter_mut().for_each(|causes| causes.handle_collected(*rank, *incarnation));
@@ -159,8 +161,8 @@ impl Observer {
         set
     }
 
-    /// A process of the job was brought back, and its journal goes on from `log_end`. If this one depended on more when it said what it keeps of that journal, no other outcome than that the
-    /// job begins anew is right.
+    /// A rank was brought back with a journal that ends at `log_end`. If this process depends on a later position, the job must
+    /// restart from the beginning. What counts is what it depended on when it reported what it keeps of that journal.
     pub fn check_collected(&self, process: ProcessId, incarnation: Incarnation, log_end: u64) -> Result<(), Error> {
         let causes = self.causes.as_ref().filter(|_| process.job == self.me.job);
         let depends = causes.map_or(0, |causes| causes.depended_on(process.rank, incarnation));
@@ -170,7 +172,8 @@ impl Observer {
     fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {
         let Some(slot) = self.table.find_end(stream.connection, stream.from_opener) else { return };
         if let Some(connection) = self.table.get_mut(slot).filter(|connection| connection.stream_out() == stream) {
-            // The receiver may be said to have left. If that is wrong, it asks on another link, and ends with an error: it gets no other bytes for those that are not kept.
+            // The receiver may be said to have left. If that is wrong, it asks on another link, and ends with an error: it gets
+            // no other bytes for those that are not kept.
             if connection.handle_stable(&mut self.outbox, offset) {
                 connection.drop_link();
             }

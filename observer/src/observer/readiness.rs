@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::replay::Ask;
 
 impl Observer {
-    /// Is there an outcome of then for a question that has no bytes: `Connect` or `SoError`?
+    /// Is there a recorded outcome for a question that has no bytes: `Connect` or `SoError`?
     pub fn ask(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Ready, Error> {
         Ok(match self.consult(thread, ask, blocking)? {
             Verdict::Live => Ready::Live,
@@ -30,7 +30,8 @@ impl Observer {
         self.ready_when(thread, epoll, blocking, ready, |_| true)
     }
 
-    /// The same, where an outcome of then is served only when `is_so` says that it is so now: of what else than connections was ready another thread may have to do something first.
+    /// Like [`Observer::ready`], but a recorded outcome is served only when `is_so` says that it is true now. If something else
+    /// than a connection was ready, another thread may have to make it ready first.
     pub fn ready_when(
         &mut self,
         thread: u32,

@@ -60,8 +60,8 @@ impl Observer {
         Ok(Receive::End)
     }
 
-    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading it is told so whether that is so or not, and
-    /// nothing is consumed: the peer may not have ended yet.
+    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading
+    /// it is told so whether that is so or not, and nothing is consumed: the peer may not have ended yet.
     fn end_received(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
         let stays = connection.stays_with_senders(&self.payload, self.me.job);
@@ -134,7 +134,7 @@ impl Observer {
         self.handle_received_parts(thread, fd, source, std::iter::once(bytes))
     }
 
-    /// The same for bytes that lie in several buffers of the program: one outcome.
+    /// Tells that bytes were received that lie in several buffers of the program: one outcome.
     pub fn handle_received_parts<'a>(
         &mut self,
         thread: u32,
@@ -187,8 +187,9 @@ impl Observer {
         Ok(Some(total as usize))
     }
 
-    /// The socket of the link of `slot`, which is up, is readable. Before the program is told so, the header in front of its bytes is taken, and what they depend on is kept. `along`:
-    /// bytes that follow are taken along. `read` takes bytes without waiting and says how many, none at an end or error, or that there are none yet.
+    /// The socket of the link of `slot`, which is up, is readable. Before the program is told so, the header in front of its
+    /// bytes is taken, and what they depend on is kept. `along`: bytes that follow are taken along. `read` takes bytes without
+    /// waiting and says how many, none at an end or error, or that there are none yet.
     #[inline]
     pub fn look_past_header(
         &mut self,
@@ -218,7 +219,8 @@ impl Observer {
         })
     }
 
-    /// A header has come on the link of `slot`, and perhaps nothing behind it: before the program is told that there is something, what that depends on is kept.
+    /// A header has come on the link of `slot`, and perhaps nothing after it: before the program is told that there is something,
+    /// what that depends on is kept.
     fn handle_header(&mut self, slot: Slot) -> Result<(), Error> {
         if let Some(connection) = self.table.get_mut(slot) {
             connection.handle_headers(&mut self.outbox)?;
@@ -320,7 +322,7 @@ impl Observer {
         Ok(Receive::End)
     }
 
-    /// So many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
+    /// This many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
     /// as then; none: they are not all there yet.
     pub fn handle_peeked(&mut self, thread: u32, fd: u32, len: usize) -> Result<Option<usize>, Error> {
         let len = u32::try_from(len).map_err(|_| Error::Full("length of a peek"))?;
@@ -335,8 +337,8 @@ impl Observer {
         Ok(Some(len as usize))
     }
 
-    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log or some that were read ahead, the stream's end, or that the program
-    /// reads no more.
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log or some that were read
+    /// ahead, the stream's end, or that the program reads no more.
     pub fn is_readable(&self, slot: Slot) -> bool {
         let has = |i: &Incoming| i.in_log() > 0 || i.finish == Some(i.taken) || i.shut;
         self.table.get(slot).is_some_and(|connection| has(&connection.incoming)) || self.has_ahead(slot)

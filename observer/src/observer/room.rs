@@ -1,7 +1,10 @@
-//! How room is made in the outbox, where received bytes stay with their senders: an image of their receiver covers them, and so does its image of a recovery line.
+//! How room is made in the outbox, where received bytes stay with their senders: an image of their receiver covers them, and so
+//! does its image of a recovery line.
 //!
-//! An image by itself is cheaper than a line, which is an image of each rank: the sender's own memory need not be saved because it has sent much. But it has all that its process keeps for others.
-//! So it is made where one receiver has most of a full outbox, and keeps little itself. Where all keep much, as in an exchange, a line leaves out of each image what the others cover.
+//! An image by itself is cheaper than a line, which is an image of each rank: the sender's own memory need not be saved because
+//! it has sent much. But it has all that its process keeps for others. So it is made where one receiver has most of a full
+//! outbox, and keeps little itself. Where all keep much, as in an exchange, a line leaves out of each image what the others
+//! cover.
 
 use radic_wire::determinant::ConnectionId;
 use radic_wire::process::Room;

@@ -18,16 +18,17 @@ const EAGAIN: u32 = 11;
 const EPIPE: u32 = 32;
 
 impl Observer {
-    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes. A program that polls is told so when half of what may wait for the socket is
-    /// free, as the kernel does: not for each piece.
+    /// Whether a `send` on `slot` that does not wait would be taken, at least in part, as far as the outbox goes. A program that
+    /// polls is told so when half of what may wait for the socket is free, as the kernel does: not for each piece.
     pub fn has_room(&self, slot: Slot) -> bool {
         let is_behind = |connection: &Connection| connection.outgoing.unsent() > self.most_unsent / 2;
         let has_room = |connection: &Connection| self.outbox.room(&connection.outgoing.queue) > 0 && !is_behind(connection);
         self.table.get(slot).is_none_or(has_room)
     }
 
-    /// Bytes that a send which does not wait is taken of: a part, or none, while much waits for the socket of this connection. Otherwise a long message would be kept as a whole before its
-    /// receiver has any of it, and no image of the receiver would make room for the rest.
+    /// Bytes that a send which does not wait is taken of: a part, or none, while much waits for the socket of this connection.
+    /// Otherwise a long message would be kept as a whole before its receiver has any of it, and no image of the receiver would
+    /// make room for the rest.
     fn most_taken(&self, connection: &Connection) -> usize {
         usize::try_from(self.most_unsent.saturating_sub(connection.outgoing.unsent())).unwrap_or(usize::MAX)
     }
@@ -51,7 +52,7 @@ impl Observer {
             Some(Determinant::Errno { errno, .. }) => {
                 self.handle_served();
                 if errno != EAGAIN && errno != EINTR {
-                    // The program was told so then. An image of before does not know it yet.
+                    // In the recorded run the program was told so. An earlier image does not know it yet.
                     self.table.on(fd)?.outgoing.refusal = Refusal::Told;
                 }
                 Ok(Send::Failed(errno))
@@ -71,8 +72,9 @@ impl Observer {
         }
     }
 
-    /// As [`Observer::send`] of so many bytes in one call, if they are taken at once, all of them. The caller lets them leave from where they are, and has [`Observer::fill`] put
-    /// them where they are kept: their receiver takes them meanwhile. All of them are there before anything else happens. None: [`Observer::send`] is to be asked.
+    /// As [`Observer::send`] of this many bytes in one call, if they are taken at once, all of them. The caller lets them leave
+    /// from where they are, and has [`Observer::fill`] put them where they are kept: their receiver takes them meanwhile. All of
+    /// them are there before anything else happens. None: [`Observer::send`] is to be asked.
     pub fn send_whole(&mut self, thread: u32, fd: u32, bytes: usize, blocking: bool) -> Result<Option<Place>, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
         let outgoing = &connection.outgoing;
@@ -108,7 +110,7 @@ impl Observer {
         let refusal = outgoing.refusal;
         let errno = match refusal {
             Refusal::None => return Ok(None),
-            // It was taken then, and peers may have what was sent afterwards: it is taken again (Gate B).
+            // In the recorded run the send was taken, and peers may have what was sent afterwards: it is taken again (Gate B).
             _ if !self.settle() => return Ok(None),
             Refusal::Untold(errno) => errno as u32,
             Refusal::Told => EPIPE,
@@ -137,7 +139,7 @@ impl Observer {
         }
     }
 
-    /// The outcome of this send comes after those of other threads, which may depend on what was taken of it then.
+    /// The outcome of this send comes after those of other threads, which may depend on what the recorded run took of it.
     fn send_before_turn(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize) -> Result<Send, Error> {
         let taken = self.replay.as_ref().map_or(0, |replay| replay.part_ahead(thread));
         let part = &bytes[..taken.saturating_sub(done).min(bytes.len())];
@@ -189,7 +191,8 @@ impl Observer {
         Ok(if part == 0 { Send::Failed(EAGAIN) } else { Send::Taken { len, whole: true } })
     }
 
-    /// The gate of bytes on a link. What they depend on goes with them to a process of this job, unless it is too much: then this process's own log is waited for, and answers for it.
+    /// The gate of bytes on a link. What they depend on goes with them to a process of this job, unless it is too much: then this
+    /// process's own log is waited for, and answers for it.
     fn gate_of_send(&self, fd: u32) -> Result<Gate, Error> {
         let connection = self.connection(self.table.slot_of(fd)?)?;
         Ok(match &self.causes {
@@ -218,7 +221,8 @@ impl Observer {
         let len = skipped
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
                 None => self.outbox.append(queue, rest),
-                // The log is over: this may be more than was sent then, and another thread may need the room for what was.
+                // The log is over: this may be more than the recorded run sent, and another thread may need the room for what it
+                // sent.
                 Some(_) if is_settled => self.outbox.append_settled(queue, rest, had, is_owed),
                 Some(None) => self.outbox.append_again(queue, rest),
                 Some(Some(then)) => {
@@ -254,9 +258,11 @@ impl Observer {
         }
     }
 
-    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the rest of what this process has sent, and until they
-    /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
-    /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
+    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the
+    /// rest of what this process has sent, and until they have it re-execution finds nothing and has all that it sends taken
+    /// (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends were taken. The
+    /// same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the
+    /// log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
         self.pass_loose()?;
         if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
@@ -276,8 +282,9 @@ impl Observer {
         Ok(gate)
     }
 
-    /// Whether what leaves `thread` and is never asked for again has to wait until the log is over. The thread has found nothing, say, and the log has nothing more of it, while outcomes of
-    /// other threads are still to come: so this did not leave then, and what it depends on is in no log and cannot be recorded yet. The next incarnation might print something else.
+    /// Whether output of `thread` must wait for the end of the log. If the log has nothing more for this thread but outcomes of
+    /// others follow, the recorded run did not print this. Its dependencies cannot be recorded yet, and the next incarnation
+    /// might print otherwise.
     pub fn output_awaits_log(&mut self, thread: u32) -> Result<bool, Error> {
         self.pass_loose()?;
         let is_new = self.phase() == Phase::Replaying && self.journal.has_choices(thread);
@@ -340,19 +347,19 @@ impl Observer {
         queue.into_iter().flat_map(move |queue| self.outbox.pieces(queue, offset.max(queue.start())))
     }
 
-    /// What of the frame under way is to leave on the link of `slot`: its payload is the first so many of [`Observer::outgoing`].
+    /// What of the frame under way is to leave on the link of `slot`: its payload is the first this many of [`Observer::outgoing`].
     pub fn leaving(&self, slot: Slot) -> Option<Leaving<'_>> {
         self.table.get(slot).map(|connection| connection.outgoing.framer.leaving())
     }
 
-    /// So many bytes of the frame under way left on the link of `slot`.
+    /// This many bytes of the frame under way left on the link of `slot`.
     pub fn handle_transmitted(&mut self, slot: Slot, bytes: u64) {
         let framer = self.table.get_mut(slot).map(|connection| &mut connection.outgoing.framer);
         let units = framer.map_or(0, |framer| framer.handle_sent(bytes));
         self.handle_passed(slot, units);
     }
 
-    /// So many units of the stream need not leave on the link of `slot` any more (the end is one).
+    /// This many units of the stream need not leave on the link of `slot` any more (the end is one).
     pub fn handle_passed(&mut self, slot: Slot, units: u64) {
         if let Some(connection) = self.table.get_mut(slot) {
             let outgoing = &mut connection.outgoing;

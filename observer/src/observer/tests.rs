@@ -19,7 +19,7 @@ fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
 }
 
 /// A peer that has closed its end wants nothing more. What is still sent to it is passed over and waits for no link: else a blocking `send`, which returns
-/// when the link has everything, would wait for ever.
+/// when the link has everything, would wait forever.
 #[test]
 fn what_nobody_wants_waits_for_no_link() {
     let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
@@ -169,7 +169,7 @@ fn what_is_gone_is_not_passed_over() {
     assert!(matches!(observer.peek(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
 }
 
-/// A process that found nothing three times, printed, and died; its image is of after so many of these calls.
+/// A process that found nothing three times, printed, and died; its image is of after this many of these calls.
 fn printed_after_nothing(image_after: usize) -> (Observer, u64) {
     let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
     let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
@@ -218,8 +218,9 @@ fn sender_with(config: Config) -> Observer {
     observer
 }
 
-/// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent. The next incarnation has the send taken, too, and is
-/// not live before that, however much its peer lacks: if the send failed, the program would print something else.
+/// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent. The next
+/// incarnation has the send taken, too, and is not live before that, however much its peer lacks: if the send failed, the program
+/// would print something else.
 #[test]
 fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
     let image = sender();
@@ -242,8 +243,8 @@ fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
     assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
 }
 
-/// One thread prints after its own send was taken, and another one had sent before. On the way back the other one sends more, first: the send that was printed of is taken all the same,
-/// and the process is not live before that.
+/// One thread prints after its own send was taken, and another one had sent before. On the way back the other one sends more,
+/// first: the send that was printed of is taken all the same, and the process is not live before that.
 #[test]
 fn what_is_printed_after_a_send_of_one_of_two_threads_is_printed_after_that_one() {
     let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
@@ -268,8 +269,8 @@ fn what_is_printed_after_a_send_of_one_of_two_threads_is_printed_after_that_one(
     assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
 }
 
-/// On the way back one thread has had all its outcomes, gets ahead of the other, finds nothing, and prints: what it prints was not printed then, and is in no log. It waits until that can be
-/// recorded.
+/// On the way back one thread has had all its outcomes, gets ahead of the other, finds nothing, and prints: what it prints was
+/// not printed then, and is in no log. It waits until that can be recorded.
 #[test]
 fn what_a_thread_prints_beyond_its_log_waits_for_the_other_thread() {
     let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, threads: 2, ..Config::default() };
@@ -300,7 +301,8 @@ fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
     assert!(first.gate_of_output(0).unwrap().is_some());
 }
 
-/// The log of a process is over, but it is not live yet. What it prints now depends on choices that are in no log: they are recorded, and the next incarnation prints the same.
+/// The log of a process is over, but it is not live yet. What it prints now depends on choices that are in no log: they are
+/// recorded, and the next incarnation prints the same.
 #[test]
 fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
     let image = sender();
@@ -357,8 +359,8 @@ fn of_what_stays_with_its_sender_no_protector_is_told() {
     assert!(observer.poll_payload(usize::MAX).is_none());
 }
 
-/// A peer has ended while this process was lost. What the peer had received may have gone on to others, so that much is sent again before this process is live: else it
-/// could go another way.
+/// A peer has ended while this process was lost. What the peer had received may have gone on to others, so that much is sent
+/// again before this process is live: else it could go another way.
 #[test]
 fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
     let mut observer = sender();
@@ -461,7 +463,8 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
 }
 
-/// The log says how much was sent before an outcome, not by which thread. A thread that gets ahead may send as much, and the thread that has sent it then has room for all of it nevertheless.
+/// The log says how much was sent before an outcome, not by which thread. A thread that gets ahead may send as much, and the
+/// thread that has sent it then has room for all of it nevertheless.
 #[test]
 fn what_another_thread_has_sent_ahead_takes_no_room_of_what_was_sent_then() {
     let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
@@ -509,7 +512,8 @@ fn a_frame_says_what_need_not_be_kept() {
     assert!(matches!(answers(9, 0), Err(Error::Peer { .. })));
 }
 
-/// A send after the peer is gone for good says why, once, and then that there is no reader; so it does when it is executed again, by the log, and afterwards, too.
+/// A send after the peer is gone for good says why, once, and then that there is no reader; so it does when it is executed again,
+/// by the log, and afterwards, too.
 #[test]
 fn what_is_refused_is_refused_again() {
     const RESET: i32 = 104;
@@ -559,7 +563,8 @@ fn causes_and_a_journal_that_are_too_much_for_one_message_go_in_two() {
     assert!(observer.poll_journal().is_none());
 }
 
-/// A frame is half out, and the receiver is said to have left. What is not kept any more leaves no link, and no other bytes do in its place: the link is given up.
+/// A frame is half out, and the receiver is said to have left. What is not kept any more leaves no link, and no other bytes do in
+/// its place: the link is given up.
 #[test]
 fn a_frame_whose_bytes_are_not_kept_any_more_is_not_finished() {
     let mut observer = linked(&Config::default(), &[(1, 4)]);
@@ -575,7 +580,8 @@ fn a_frame_whose_bytes_are_not_kept_any_more_is_not_finished() {
     assert_eq!(observer.table().get(slot).unwrap().link(), Link::Down);
 }
 
-/// The other thread's reading is next in the log, and no thread goes on: that one waits outside, and has made no call yet. When it reads the clock later it is told what it was told then.
+/// The other thread's reading is next in the log, and no thread goes on: that one waits outside, and has made no call yet. When
+/// it reads the clock later it is told what it was told then.
 #[test]
 fn a_reading_that_no_thread_makes_is_passed() {
     let mut then = sender();

@@ -68,8 +68,8 @@ impl Observer {
         self.journal.append(thread, &Determinant::Kernel { call, bytes })
     }
 
-    /// The process manager's answer to a question, or a piece of it, into `room` (not empty). It is recorded like what the kernel answers ([`Observer::handle_kernel`]); unlike
-    /// that it may have to be waited for.
+    /// The process manager's answer to a question, or a piece of it, into `room` (not empty). It is recorded like what the kernel
+    /// answers ([`Observer::handle_kernel`]); unlike that it may have to be waited for.
     pub fn launcher(&mut self, thread: u32, room: &mut [u8], blocking: bool) -> Result<Input, Error> {
         let ask = Ask::Kernel { call: KernelCall::Launcher };
         match self.consult(thread, ask, blocking)? {
@@ -105,8 +105,9 @@ impl Observer {
         Ok(self.reading_next()?.is_some())
     }
 
-    /// The reading that is next in the log is not made any more: no thread of the process can go on, or its own one has gone on without it. A thread that waits for a lock reads the
-    /// clock only if the lock is taken, and which threads meet there is in no log. False: the log goes on with something else.
+    /// The reading that is next in the log is not made any more: no thread of the process can go on, or its own one has gone on
+    /// without it. A thread that waits for a lock reads the clock only if the lock is taken, and which threads meet there is in
+    /// no log. False: the log goes on with something else.
     pub fn handle_missed_reading(&mut self) -> Result<bool, Error> {
         let Some(NextReading { number, begins, clock, skipped, difference, .. }) = self.reading_next()? else { return Ok(false) };
         // A thread that has made no call yet goes on from this reading; one that has ended makes none.
@@ -121,9 +122,9 @@ impl Observer {
         Ok(true)
     }
 
-    /// Whether a reading after the end of the log may be a new one. It was by the rule if a peer has bytes that this process is still to send again: before those
-    /// left then, a record would have been stable. A peer that is not here yet has to say what it has. One that catches up may need bytes of this process for that, so it is
-    /// not waited for without a limit.
+    /// Whether a reading after the end of the log may be a new one. It was by the rule if a peer has bytes that this process is
+    /// still to send again: before those left then, a record would have been stable. A peer that is not here yet has to say what
+    /// it has. One that catches up may need bytes of this process for that, so it is not waited for without a limit.
     fn may_be_new(&mut self) -> bool {
         match self.table.waits() {
             _ if self.table.owes() => false,
@@ -133,7 +134,7 @@ impl Observer {
         }
     }
 
-    /// What came of [`Reading::Live`]: the clock says so many nanoseconds. What the program is told.
+    /// What came of [`Reading::Live`]: the clock says this many nanoseconds. What the program is told.
     pub fn handle_clock(&mut self, thread: u32, clock: u32, real: i64) -> Result<i64, Error> {
         let (told, record) = self.journal.clocks.read(thread, clock, real)?;
         match record {

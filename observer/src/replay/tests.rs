@@ -42,7 +42,8 @@ fn journal() -> Journal {
     journal
 }
 
-/// Threads that begin in another order than then, and end at another moment: each gets its own outcomes, and the counts of a thread are not those of the next one.
+/// Threads that begin in another order than then, and end at another moment: each gets its own outcomes, and the counts of a
+/// thread are not those of the next one.
 #[test]
 fn a_number_means_the_thread_of_then() {
     let mut then = Journal::new(8192, 4, 32);
@@ -150,7 +151,8 @@ proptest! {
         prop_assert_eq!(next, steps.len());
     }
 
-    /// Threads that do then and now the same, each for itself, in whatever order they come to it: each finds nothing as often as then, and then has its outcome.
+    /// Threads that do then and now the same, each for itself, in whatever order they come to it: each finds nothing as often as
+    /// then, and then has its outcome.
     #[test]
     fn each_thread_finds_nothing_as_often_as_then(
         does in prop::collection::vec((0..THREADS, does()), 0..60), order in prop::collection::vec(0..THREADS, 1..60), most in 1usize..40,
@@ -229,8 +231,9 @@ fn replay_of_a_reading(difference: i64) -> Replay {
     replay
 }
 
-/// A reading whose record comes after an outcome of another thread waits for that a while. Then it is told what is recorded, for its thread may hold a lock that the other one needs;
-/// where its record is next it is passed over, and what the thread has found empty since still counts.
+/// A reading whose record comes after an outcome of another thread waits for that a while. Then it is told what is recorded, for
+/// its thread may hold a lock that the other one needs; where its record is next it is passed over, and what the thread has found
+/// empty since still counts.
 #[test]
 fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
     let mut replay = replay_of_a_reading(900);
@@ -249,8 +252,9 @@ fn a_reading_is_told_before_its_turn_if_that_does_not_come() {
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, false), Ok(Served::Outcome));
 }
 
-/// A reading by the rule has a record for what its thread printed later. On the way back the thread has gone on when that record is next: it has found nothing since, and has read
-/// the clock once more. Both still count, the reading as the first one after the record.
+/// A reading by the rule has a record for what its thread printed later. On the way back the thread has gone on when that record
+/// is next: it has found nothing since, and has read the clock once more. Both still count, the reading as the first one after
+/// the record.
 #[test]
 fn what_a_thread_has_had_since_a_reading_still_counts_when_that_is_passed() {
     let mut replay = replay_of_a_reading(0);
@@ -289,8 +293,8 @@ fn a_thread_that_waits_makes_no_reading_any_more() {
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 2 }, true), Ok(Served::Outcome));
 }
 
-/// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait for. The other thread may need what this one
-/// does next.
+/// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait
+/// for. The other thread may need what this one does next.
 #[test]
 fn a_reading_before_the_last_record_of_its_thread_waits_for_no_turn() {
     for others_first in [false, true] {

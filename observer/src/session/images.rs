@@ -3,8 +3,9 @@
 //!
 //! - One image is made and shipped at a time. A checkpoint that is wanted meanwhile begins when that one has ended.
 //! - A request of the node is answered by the first image that begins after it. An image that was under way when the request came says nothing of it.
-//! - Each image is an increment of the last one that the protector has committed, but a whole one is made when there is none, after [`limits::LAYERS`] layers, when
-//!   the protector wants one (increments save nothing, or the chain has become two times as long as its longest image), and after the protector has refused an image.
+//! - Each image is an increment of the last one that the protector has committed, but a whole one is made when there is none,
+//!   after [`limits::LAYERS`] layers, when the protector wants one (increments save nothing, or the chain has become two times as
+//!   long as its longest image), and after the protector has refused an image.
 //! - What the engine refuses costs the process a pause each time. So after a refusal the engine rests, twice as long after each further one in a row.
 
 use std::collections::VecDeque;
@@ -91,7 +92,8 @@ pub struct Images {
     whole: bool,
     /// The protector wants an image, and none was committed since. When it is to be tried again.
     wanted: Option<Duration>,
-    /// The newest request of the node that the next image answers, and with it the requests before. One that came while an image was under way is not answered by that one.
+    /// The newest request of the node that the next image answers, and with it the requests before. One that came while an image
+    /// was under way is not answered by that one.
     asked: Option<u64>,
     /// The recovery line of which the next image is to be one.
     line: Option<u64>,
@@ -115,7 +117,8 @@ impl Images {
         self.asked.is_some()
     }
 
-    /// The recovery line of which the next image is to be one; none: it is one by itself. So is one that the protector wants, which may have none: it is not to wait for a line whose home is lost.
+    /// The recovery line of which the next image is to be one; none: it is one by itself. So is one that the protector wants,
+    /// which may have none: it is not to wait for a line whose home is lost.
     pub fn line(&self) -> Option<u64> {
         self.line.filter(|_| self.wanted.is_none())
     }
@@ -139,8 +142,8 @@ impl Images {
         self.actions.push_back(Action::Want);
     }
 
-    /// The outbox of the peer on this connection fills with what this process has received from unit `from` on. An image that is under way makes room, too; if it is not enough the peer says so
-    /// again.
+    /// The outbox of the peer on this connection fills with what this process has received from unit `from` on. An image that is
+    /// under way makes room, too; if it is not enough the peer says so again.
     pub fn handle_make_room(&mut self, cx: &Context<'_>, connection: ConnectionId, from: u64) {
         if self.under_way.is_some() {
             return;
@@ -245,8 +248,9 @@ impl Images {
         false
     }
 
-    /// The protector has this image as its newest. It may be one that this process has not heard of yet: then it says next that it is committed. Upon any other one
-    /// no increment is made: the protector has lost what it had.
+    /// The protector's newest image. If it is the one under way, this process did not know that it was committed, and the
+    /// protector says so next. If it is neither that one nor the last committed one, no increment is made on the latter: the
+    /// protector lost what it had.
     fn handle_welcome(&mut self, newest: Option<u64>) {
         if newest.is_none() || newest != self.under_way() {
             self.committed.take_if(|last| newest != Some(last.parent.image));
@@ -536,7 +540,7 @@ mod tests {
         assert_eq!(side.begin(3), Some(Some(2)));
         side.protector(&welcome(Some(2)));
         assert_eq!(side.images.under_way(), Some(3), "it goes on, over its own connection");
-        // The protector has begun anew, and has nothing.
+        // The protector has begun again, and has nothing.
         side.protector(&welcome(None));
         side.protector(&FromProtector::ImageRefused { image: 3 });
         assert_eq!(side.begin(4), Some(None));
@@ -619,7 +623,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, each request is answered once at most, with those before it, and an increment is upon an image that is committed. The invariants hold after each step.
+        /// Whatever happens, each request is answered once at most, with those before it, and an increment is upon an image that
+        /// is committed. The invariants hold after each step.
         #[test]
         fn an_increment_is_upon_what_is_committed(steps in prop::collection::vec(step(), 0..200)) {
             let (mut side, mut number, mut committed) = (Side::new(), 0, None);

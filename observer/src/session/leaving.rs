@@ -1,5 +1,6 @@
-//! The end of a process: it stays until all that it has sent is safe, and its protector has all that it has received. Where received bytes stay with their senders only a recovery line brings that
-//! about. So the process says that it has come to its end, and may also end when all ranks of its job have said so.
+//! The end of a process: it stays until all that it has sent is safe, and its protector has all that it has received. Where
+//! received bytes stay with their senders only a recovery line brings that about. So the process says that it has come to its
+//! end, and may also end when all ranks of its job have said so.
 
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 //!
 //! - *The protector is lost.* It is logged in to again, or at the one that the node has named since. Meanwhile the program does not go on: nothing that it does
 //!   could become stable. A process that still needs the log that it was restarted with stays with the protector that has it: no other one has.
-//! - *The node names another protector* while the one of now answers: the process moves there as soon as it needs nothing of the old log. The old connections
-//!   stay in use until the new ones are there.
+//! - *The node names another protector* while the current one answers: the process moves there as soon as it needs nothing of the
+//!   old log. The old connections stay in use until the new ones are there.
 //! - *A restarted process catches up* with its log: [`reader`]. *A process that ends* stays until what it has sent is safe: [`leaving`]. When a checkpoint is
 //!   made decides [`images`].
 
@@ -54,12 +54,14 @@ pub enum Action {
     LogIn(SocketAddr),
     /// The connections of the last login are in use from now on, and those before are closed. Say hello on both.
     Use {
-        /// It is another protector than the one that took the log last: the images there, and the one that is under way, are of no use any more.
+        /// The login is at another protector than the one that took the log last: the images there, and the one that is under
+        /// way, are no longer of use.
         is_another: bool,
     },
     /// A checkpoint is wanted.
     Checkpoint,
-    /// The process lives: it has caught up with its log, after so many outcomes. The engine is told first, then the node ([`ToNode::Live`]).
+    /// The process is live: it has caught up with its log, after this many outcomes. The engine is told first, then the node
+    /// ([`ToNode::Live`]).
     Live {
         /// Outcomes that were replayed.
         events: u64,
@@ -87,7 +89,7 @@ pub struct Session {
     protector: SocketAddr,
     /// Another one that the node has named.
     next: Option<SocketAddr>,
-    /// Logging in at this one is under way, while the one of now is in use.
+    /// The protector at which logging in is under way, while the current one is in use.
     moving: Option<SocketAddr>,
     /// When moving there is tried.
     move_at: Duration,
@@ -178,7 +180,7 @@ impl Session {
         self.leaving.is_some()
     }
 
-    /// Where the journal ends that the process has to catch up with, until it lives.
+    /// Where the journal ends that the process has to catch up with, until it is live.
     pub fn log_end(&self) -> Option<u64> {
         self.reader.as_ref().and_then(LogReader::log_end)
     }
@@ -286,7 +288,7 @@ impl Session {
     fn handle_welcome(&mut self) {
         (self.phase, self.lost, self.welcomed) = (Phase::Up, None, Some(self.protector));
         if self.leaving.is_some() {
-            // Perhaps another protector than the one that heard it.
+            // The leaving process may have told another protector; say it to this one too.
             self.actions.push_back(Action::Say(ToProtector::Closing));
         }
     }
@@ -317,7 +319,7 @@ impl Session {
         count
     }
 
-    /// A process that lives, and has read what its log had for it, needs nothing more of the protector that has it.
+    /// A live process that has read what its log had for it needs nothing more of the protector that has that log.
     fn leave_log(&mut self, cx: &mut Context<'_>) {
         if self.reader.as_ref().is_some_and(LogReader::has_told) && !cx.observer.needs_log() {
             self.reader = None;

@@ -38,13 +38,13 @@ impl Ahead {
 pub struct LogReader {
     /// The position from which journal was asked for and has not come.
     journal: Option<u64>,
-    /// The same for received bytes.
+    /// The stream and offset from which received bytes were asked for and have not come.
     payload: Option<(StreamId, u64)>,
     /// The most recently used last.
     ahead: Vec<Ahead>,
-    /// Where the journal ends that it has to catch up with.
+    /// Where the journal ends with which the process has to catch up.
     log_end: u64,
-    /// Its node knows that it lives.
+    /// The node knows that the process is live.
     told: bool,
 }
 
@@ -75,7 +75,7 @@ impl LogReader {
         self.journal
     }
 
-    /// The same for received bytes.
+    /// Whether received bytes from `offset` are to be asked for now.
     pub(super) fn ask_payload(&mut self, stream: StreamId, offset: u64) -> Option<u64> {
         let wanted = Some((stream, offset));
         (std::mem::replace(&mut self.payload, wanted) != wanted).then_some(offset)

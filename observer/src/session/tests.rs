@@ -107,7 +107,7 @@ fn one_that_does_not_answer_has_a_limit_and_so_has_the_whole() {
     side.loses();
     let lost = side.now;
     let result = loop {
-        let due = side.session.poll_timeout().expect("it does not wait for ever");
+        let due = side.session.poll_timeout().expect("it does not wait forever");
         side.now = side.now.max(due);
         // Neither the login nor the welcome is answered.
         match side.drive(Session::handle_timeout) {
@@ -156,7 +156,7 @@ fn the_last_that_was_named_is_the_one() {
     assert_eq!(side.is_welcomed(), []);
     side.hears_of(1);
     assert_eq!(side.tick(MOVE_AGAIN), [], "it stays where it is");
-    // The one of now is lost in the middle of a move.
+    // The current protector is lost in the middle of a move.
     side.hears_of(4);
     side.tick(Duration::ZERO);
     side.loses();

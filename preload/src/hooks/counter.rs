@@ -1,14 +1,16 @@
-//! `rdtsc` and `rdtscp` of the program (`--record-tsc`): each thread has the kernel make a SIGSEGV of them (PR_SET_TSC), new threads by themselves, and the handler here has the
-//! program told what `ops::counter` says.
+//! `rdtsc` and `rdtscp` of the program (`--record-tsc`): each thread has the kernel make a SIGSEGV of them (PR_SET_TSC), new
+//! threads by themselves, and the handler here has the program told what `ops::counter` says.
 //!
-//! The handler only looks at the instruction. Where a reading is to be recorded it has the thread go on in `call`, which is to the program as if the instruction took
-//! longer: there the thread is in no handler, so it may wait for the layer and for other threads, and be saved, as in a call of the C library.
+//! The handler only looks at the instruction. Where a reading is to be recorded it has the thread go on in `call`, which is to
+//! the program as if the instruction took longer: there the thread is in no handler, so it may wait for the layer and for other
+//! threads, and be saved, as in a call of the C library.
 //!
-//! The kernel's page (vDSO) computes the time from the counter, so its code traps, too. The library asks the kernel itself ([`sys::ask_kernel`]); for other code that uses the page (the
-//! C library within its own functions, a runtime without one) the instruction is executed, because only the counter itself gives the right time there.
+//! The kernel's page (vDSO) computes the time from the counter, so its code traps, too. The library asks the kernel itself
+//! ([`sys::ask_kernel`]); for other code that uses the page (the C library within its own functions, a runtime without one) the
+//! instruction is executed, because only the counter itself gives the right time there.
 //!
-//! Over exec the kernel would leave the next program with the trap and without a handler. The engine takes the trap away before ([`radic_ckpt::launch::before_exec`]), and
-//! [`Allowed`] where the C library executes a program.
+//! Over exec the kernel would leave the next program with the trap and without a handler. The engine takes the trap away before
+//! ([`radic_ckpt::launch::before_exec`]), and [`Allowed`] where the C library executes a program.
 
 use std::arch::{naked_asm, x86_64};
 use std::ffi::c_int;

@@ -31,8 +31,8 @@ extern "C" fn register() {
     unsafe { __cxa_at_quick_exit(leave, std::ptr::null_mut()) };
 }
 
-/// The program begins here. What is registered before its `main` runs before the destructors of libraries, ours among them, and after all that the program registers.
-/// Without memory the code is not known, which costs time at the end.
+/// The program begins here. What is registered before its `main` runs before the destructors of libraries, ours among them, and
+/// after all that the program registers. Without memory the code is not known, which costs time at the end.
 unsafe extern "C" fn begin(count: c_int, arguments: *mut *mut c_char, variables: *mut *mut c_char) -> c_int {
     extern "C" fn end(code: c_int, _: *mut c_void) {
         ends::keep(code);

@@ -1,5 +1,5 @@
-//! Which host this is: what the program is told is what it was told first, wherever it goes on. A host's name decides paths, and which ranks share memory.
-//! The answers are learned at the start, and travel in the image.
+//! The host name as the program first saw it, wherever the process runs now. A host's name decides paths, and which ranks share
+//! memory. The answers are learned at the start, and travel in the image.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;

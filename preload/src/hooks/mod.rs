@@ -5,7 +5,7 @@
 //!
 //! - It looks a function up at its first call. The constructor has it look up all ([`resolve`]): later the linker's lock may be taken, and a child between
 //!   fork and exec must not wait for it. One that is called before (by another library's constructor) is looked up then
-//!   (`preload/tests/constructors.rs`), under a `Once`: a child that another thread forks in this moment would wait for it for ever if it calls the same one.
+//!   (`preload/tests/constructors.rs`), under a `Once`: a child that another thread forks in this moment would wait for it forever if it calls the same one.
 //! - It panics if there is none behind, and that ends the program. So [`crate::real`] finds those that not every C library has, and `mpi` those of an MPI
 //!   library; redhook declares them all the same.
 //! - After a panic of the hook it calls the function behind, as if nothing had been done. Release builds have panic = abort, so this never happens there.
@@ -55,8 +55,9 @@ macro_rules! hooks {
     };
 }
 
-/// A function of the C library of which the hook gets the return address, too, in the register after those of the function's arguments. Only assembler knows that
-/// address, so these are not declared by redhook, and [`crate::real`] finds what is behind them.
+/// A function of the C library of which the hook gets the return address, too, in the register after those of the function's
+/// arguments. Only assembler knows that address, so these are not declared by redhook, and [`crate::real`] finds what is behind
+/// them.
 macro_rules! with_caller {
     ($name:ident => $hook:path, $register:literal) => {
         #[unsafe(no_mangle)]

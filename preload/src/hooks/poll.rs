@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn sets_become_entries_and_back() {
         let mut words = [[0u64; 3]; 3];
-        // 1 for reading and writing, 70 for writing, 130 for reading and exceptions; 140 is behind the last one that counts.
+        // 1 for reading and writing, 70 for writing, 130 for reading and exceptions; 140 is after the last one that counts.
         (words[0][0], words[0][2], words[1][0], words[1][1], words[2][2]) = (2, 4 | 1 << 12, 2, 1 << 6, 4);
         let pointers = words.each_mut().map(|set| set.as_mut_ptr());
         let sets = Sets { count: 131, sets: pointers };

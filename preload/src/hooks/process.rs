@@ -128,7 +128,8 @@ unsafe extern "C" fn in_child() {
     }
 }
 
-/// In a child: the numbers of its parent's connections lead to a socket that has ended. What lies in those is in frames, and what a child wrote there would be none.
+/// In a child: the numbers of its parent's connections lead to a socket that has ended. What lies in those is in frames, and what
+/// a child wrote there would be none.
 fn end_connections() {
     let ended = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(|(one, _)| one);
     for fd in fds::all(Kind::Connection).chain(fds::all(Kind::Alias)) {
@@ -167,8 +168,8 @@ fn note(layer: &mut layer::Layer) {
     }
 }
 
-/// Before a call that starts another process, and perhaps waits for its end: what other processes wait for is sent first. During the call the thread may read the processor's
-/// counter, and so may the process.
+/// Before a call that starts another process, and perhaps waits for its end: what other processes wait for is sent first. During
+/// the call the thread may read the processor's counter, and so may the process.
 fn spawning() -> Allowed {
     if let Some(mut layer) = layer::enter() {
         layer.tend();

@@ -1,4 +1,5 @@
-//! Random bytes. The program is given the same ones again after a restart, or it would go another way: for what it asks the C library, and for what it reads of `/dev/urandom`.
+//! Random bytes. The program is given the same ones again after a restart, or it would go another way: for what it asks the C
+//! library, and for what it reads of `/dev/urandom`.
 //!
 //! As with clocks, it depends on the code that makes the call: what MPI libraries draw is not recorded.
 

@@ -1,8 +1,8 @@
-//! SIGSEGV, of which this library has a handler while the processor's counter traps (`hooks::counter`). What the program has done with that signal is kept here, and done for
-//! all that is no such trap. Without the trap every call passes through.
+//! SIGSEGV, of which this library has a handler while the processor's counter traps (`hooks::counter`). What the program has done
+//! with that signal is kept here, and done for all that is no such trap. Without the trap every call passes through.
 //!
-//! The signal is never blocked meanwhile: the kernel ends a process that traps while it is. So it is taken out of the sets of signals that the program has blocked, also while
-//! one of its handlers runs.
+//! The signal is never blocked meanwhile: the kernel ends a process that traps while it is. So it is taken out of the sets of
+//! signals that the program has blocked, also while one of its handlers runs.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

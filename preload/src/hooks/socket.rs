@@ -201,7 +201,7 @@ fn set_options(fd: c_int, set: impl Fn(c_int) -> c_int) -> c_int {
 /// What `setsockopt` returns, when the option is set or refused.
 unsafe fn after_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, result: c_int) -> c_int {
     if result != 0 && is_connection(fd) && descriptor::is_another(fd) {
-        return 0; // It is replayed: what it did then was taken by the socket of then.
+        return 0; // In replay: the recorded run's socket took this option.
     }
     if result != 0 || level != libc::SOL_SOCKET || !is_connection(fd) {
         return result;

@@ -101,8 +101,9 @@ unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     stream
 }
 
-/// Writes what the program has left in its streams, before calls pass through for ever: the C library does so too late. What another thread holds it passes over, as the C library does:
-/// that thread may wait for input. False: that stream may have something left.
+/// Writes what the program has left in its streams, before all later calls pass through: the C library does so too late. What
+/// another thread holds it passes over, as the C library does: that thread may wait for input. False: that stream may have
+/// something left.
 pub fn flush() -> bool {
     let mut is_all = true;
     unsafe {
@@ -235,8 +236,9 @@ unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_i
     if done < length { -1 } else { length }
 }
 
-/// A function with a variable number of arguments, which redhook cannot declare (the module [`super`] shows it): makes the list of them (System V ABI for x86-64: how many bytes of integer and of vector registers are
-/// used, where the others lie on the stack, where the registers were saved) and calls the function that takes the list.
+/// A function with a variable number of arguments, which redhook cannot declare (the module [`super`] shows it): makes the list
+/// of them (System V ABI for x86-64: how many bytes of integer and of vector registers are used, where the others lie on the
+/// stack, where the registers were saved) and calls the function that takes the list.
 macro_rules! variadic {
     ($name:ident => $function:path, $named:literal, $register:literal) => {
         #[unsafe(no_mangle)]

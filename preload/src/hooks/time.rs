@@ -1,7 +1,8 @@
-//! Clocks, and what was used of the processor. The kernel's page answers the former without a system call, in 20 ns: they are the cheapest calls that there are, and are made most often.
+//! Clocks, and what was used of the processor. The kernel's page answers the former without a system call, in 20 ns: they are the
+//! cheapest calls that there are, and are made most often.
 //!
-//! Whose readings are recorded depends on the code that makes the call (`preload/src/callers.rs`), and only assembler knows where that is. So these are not declared by redhook;
-//! but `MPI_Wtime` is, whose caller is the program.
+//! Whose readings are recorded depends on the code that makes the call (`preload/src/callers.rs`), and only assembler knows where
+//! that is. So these are not declared by redhook; but `MPI_Wtime` is, whose caller is the program.
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};

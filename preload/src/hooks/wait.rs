@@ -39,8 +39,8 @@ pub fn is_there(pid: pid_t) -> bool {
 /// How a child has ended that SIGKILL has ended.
 const KILLED: c_int = libc::SIGKILL;
 
-/// A wait: for a child that was lost, if `look` finds one, else `real`. `tell` tells the program of the lost child with this pid, or that nothing has happened yet; `heard` looks at
-/// what the kernel has told.
+/// A wait: for a child that was lost, if `look` finds one, else `real`. `tell` tells the program of the lost child with this pid,
+/// or that nothing has happened yet; `heard` looks at what the kernel has told.
 fn lost_or(
     look: impl Fn() -> Lost,
     tell: impl Fn(Option<pid_t>) -> c_int,

@@ -87,7 +87,8 @@ impl Layer {
             FromNode::MakeRoom { connection, from } => {
                 self.drive_images(|images, cx| images.handle_make_room(cx, connection, from));
             }
-            // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another thread was in it at the same time.
+            // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another
+            // thread was in it at the same time.
             FromNode::Peer { .. }
             | FromNode::Announced { .. }
             | FromNode::Claimed { .. }

@@ -33,8 +33,9 @@ pub fn diverged(why: &str) -> ! {
     fail(why)
 }
 
-/// Ends the process for an error of the observer. If another incarnation speaks for it, its end must not look like an exit: a home that does not know yet that this node was taken
-/// for lost would end the job. A crash is judged by the protector, which knows. The process prints nothing then: that would stand in the place of what the other incarnation prints.
+/// Ends the process for an error of the observer. If another incarnation speaks for it, its end must not look like an exit: a
+/// home that does not know yet that this node was taken for lost would end the job. A crash is judged by the protector, which
+/// knows. The process prints nothing then: that would stand in the place of what the other incarnation prints.
 fn fail_with(failure: &Failure) -> ! {
     if failure.is_fenced() {
         switch_off();

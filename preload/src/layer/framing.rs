@@ -15,14 +15,14 @@ use crate::fds::{self, Kind};
 use crate::ops::{BUFFERS, clip, clip_mut, ready};
 use crate::{pointers, sys};
 
-/// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
+/// Up to this many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 pub(super) const SMALL: usize = 2 << 10;
 /// Bytes in a socket that are looked at first, beside as many as are asked for: a header and its causes, as a rule.
 const LOOKED_AT_FIRST: usize = 4 << 10;
 /// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
 const LOOKED_AT: usize = 64 << 20;
-/// Bytes that one system call reads. While a call reads, what comes on the socket waits, and so do the acknowledgements that its sender goes on by: calls that read all of 4 MiB at
-/// once took longer (docs/performance.md).
+/// Bytes that one system call reads. While a call reads, what comes on the socket waits, and so do the acknowledgements that its
+/// sender goes on by: calls that read all of 4 MiB at once took longer (docs/performance.md).
 const READ: usize = 256 << 10;
 
 fn bad(_: BadFrame) -> Errno {
@@ -30,7 +30,7 @@ fn bad(_: BadFrame) -> Errno {
 }
 
 impl Layer {
-    /// As `recv` that never waits, of at most `len` bytes behind the first `filled` of these buffers. `EPROTO`: no frame came.
+    /// As `recv` that never waits, of at most `len` bytes after the first `filled` of these buffers. `EPROTO`: no frame came.
     pub fn read_link(
         &mut self,
         slot: Slot,
@@ -60,9 +60,10 @@ impl Layer {
         Ok(taken)
     }
 
-    /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front of its bytes is read, and what they depend on is
-    /// kept. True: there is nothing but that, or a part of it. Bytes that follow are read along, unless another thread sleeps (it may wait for these, and no kernel would tell it),
-    /// or the program asks in a way that only the kernel can serve.
+    /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front
+    /// of its bytes is read, and what they depend on is kept. True: there is nothing but that, or a part of it. Bytes that follow
+    /// are read along, unless another thread sleeps (it may wait for these, and no kernel would tell it), or the program asks in
+    /// a way that only the kernel can serve.
     pub fn has_only_header(&mut self, fd: i32) -> bool {
         if self.observer.causes().is_none() || !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
             return false;
@@ -159,8 +160,8 @@ impl Layer {
         deframer.unframe(&mut bytes).unwrap_or(0) as u64
     }
 
-    /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most so many of the bytes that it carries. Whether the socket
-    /// has taken all that it was offered. `EAGAIN`: it has taken nothing.
+    /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most this
+    /// many of the bytes that it carries. Whether the socket has taken all that it was offered. `EAGAIN`: it has taken nothing.
     pub fn write_link(
         &mut self,
         slot: Slot,
@@ -234,7 +235,8 @@ struct Reading {
     is_full: bool,
 }
 
-/// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames behind them where one buffer takes all.
+/// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames after them where one
+/// buffer takes all.
 fn read_once(
     deframer: &mut Deframer,
     socket: BorrowedFd<'_>,

@@ -1,6 +1,8 @@
-//! Giving way to the work that this process waits for. MPI libraries poll and yield while they wait, and take most of a processor from whatever else is to run there. While an image of
-//! this process is on its way, its outbox is full, or a peer is lost, that is what the job waits for: log services, the copy that writes the image, the peer that comes back. A process that polls in vain then, many times
-//! in a row and without computing in between, sleeps for a moment in the poll; what it polls for ends the sleep.
+//! Giving way to the work that this process waits for. MPI libraries poll and yield while they wait, and take most of a processor
+//! from whatever else is to run there. While an image of this process is on its way, its outbox is full, or a peer is lost, that
+//! is what the job waits for: log services, the copy that writes the image, the peer that comes back. A process that polls in
+//! vain then, many times in a row and without computing in between, sleeps for a moment in the poll; what it polls for ends the
+//! sleep.
 
 use super::Layer;
 use crate::sys;

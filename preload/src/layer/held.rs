@@ -50,8 +50,9 @@ impl Drop for Held {
     }
 }
 
-/// The layer is there from now on. What its node has asked already it answers at once: until here a nudge has found no layer to look with, and the program may be about to compute for
-/// an hour. No image is begun by that: it would be of a program that has done nothing yet.
+/// The layer is there from now on. What its node has asked already it answers at once: until here a nudge has found no layer to
+/// look with, and the program may be about to compute for an hour. No image is begun by that: it would be of a program that has
+/// done nothing yet.
 pub(super) fn begin(layer: Layer) {
     INSIDE.set(true);
     let mut guard = LAYER.lock();
@@ -88,9 +89,9 @@ pub fn enter_again() -> Result<Held, Errno> {
     })
 }
 
-/// If the process is at its end: the calling thread does nothing more. It waits for the kernel, which ends all threads as soon as the one that ends the process has run the
-/// last destructors. Its connections have ended already, so what it found out now it would not find out without RADIC. A destructor that waits for this thread gets it after
-/// `REST_NS`, once.
+/// If the process is at its end: the calling thread does nothing more. It waits for the kernel, which ends all threads as soon as
+/// the one that ends the process has run the last destructors. Its connections have ended already, so what it found out now it
+/// would not find out without RADIC. A destructor that waits for this thread gets it after `REST_NS`, once.
 pub fn rest() -> bool {
     const REST_NS: u64 = 1_000_000_000;
     let left = PHASE.load(Ordering::Acquire) == Phase::Left as u8;
@@ -111,8 +112,8 @@ pub(super) fn end(layer: Held) {
     drop(layer);
 }
 
-/// The layer, for a call on a protected connection. A signal's handler that has interrupted the layer in its own thread can neither wait for it nor go by it: what it
-/// sent would be in no outbox, what it received in no log.
+/// The layer, for a call on a protected connection. A signal's handler that has interrupted the layer in its own thread can
+/// neither wait for it nor go by it: what it sent would be in no outbox, what it received in no log.
 pub fn enter_for_connection() -> Option<Held> {
     rest();
     if is_active() && INSIDE.get() {

@@ -22,7 +22,8 @@ use crate::{signals, sys};
 const IDLE: u32 = 512;
 /// The same while a link is down.
 const IDLE_DOWN: u32 = 8;
-/// Time between two questions what is stable while the outbox fills, in nanoseconds: less than it takes to fill what is left. A call that waits for room asks by itself.
+/// Time between two questions what is stable while the outbox fills, in nanoseconds: less than it takes to fill what is left. A
+/// call that waits for room asks by itself.
 const ASK_NS: u64 = 2_000_000;
 /// The same where recovery lines free the outbox: a line takes longer than that, and each question goes from node to node.
 const ASK_WITH_LINES_NS: u64 = 50_000_000;
@@ -41,9 +42,10 @@ pub fn tend_in_passing() {
 
 /// The program ends: what is to leave leaves. Afterwards every call passes through.
 ///
-/// The process stays until the protectors of its receivers have all that it has sent, or the receivers want no more: a receiver that is restarted later finds it there. It also
-/// stays until nothing that it has received is wanted again, for it may still be brought back. Links are made again meanwhile, images are made while the layer is free, and signals
-/// end it as if it were gone already. At last the node gets the counters.
+/// The process stays until the protectors of its receivers have all that it has sent, or the receivers want no more: a receiver
+/// that is restarted later finds it there. It also stays until nothing that it has received is wanted again, for it may still be
+/// brought back. Links are made again meanwhile, images are made while the layer is free, and signals end it as if it were gone
+/// already. At last the node gets the counters.
 pub fn leave() {
     let Some(mut layer) = enter() else { return };
     layer.begin_to_leave();
@@ -167,7 +169,8 @@ impl Layer {
         self.tell_pressed(slot);
     }
 
-    /// Where received bytes stay with their senders an image of their receiver makes room in the outbox, or the next recovery line does. It is wanted before that is full.
+    /// Where received bytes stay with their senders an image of their receiver makes room in the outbox, or the next recovery
+    /// line does. It is wanted before that is full.
     pub fn tell_pressed(&mut self, slot: Slot) {
         if let Some(level) = self.observer.level_for(slot)
             && self.pressure.handle_sent(shipping::clock, level)
@@ -209,7 +212,7 @@ impl Layer {
         }
     }
 
-    /// What a call that replays, or one that must not go on yet, waits for.
+    /// Waits for `what`, for a call in replay or one that may not continue.
     pub fn wait_for(&mut self, what: Wait) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.wait_for(&mut self.observer, what);

@@ -1,5 +1,5 @@
-//! Blocks that are too large for the heap: the outbox, and what an image has of it. Each is a mapping of its own, at fixed far addresses, and is unmapped when it is freed. Its
-//! addresses are another block's then.
+//! Blocks that are too large for the heap: the outbox, and what an image has of it. Each block is its own mapping at a fixed far
+//! address. Freeing unmaps it, and a later block may reuse the address.
 #![allow(unsafe_code)]
 
 use std::alloc::Layout;
@@ -31,7 +31,7 @@ pub(super) struct Free {
 pub(super) static FREE: Lock<Free> = Lock::new(Free { next: BASE, gaps: [(0, 0); GAPS] });
 
 impl Free {
-    /// Addresses for so many bytes, the first of a gap if there is one. None: there are no more.
+    /// Addresses for this many bytes, the first of a gap if there is one. None: there are no more.
     fn take(&mut self, length: usize) -> Option<usize> {
         if let Some((start, left)) = self.gaps.iter_mut().find(|(_, left)| *left >= length) {
             (*start, *left) = (*start + length, *left - length);

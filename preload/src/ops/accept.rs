@@ -22,7 +22,8 @@ use crate::greeting::{Incoming, To};
 use crate::layer::{self, Arrived, Held, Layer, Names, has_called, sure};
 use crate::sys;
 
-/// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this one: so its node knows before the kernel does.
+/// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this
+/// one: so its node knows before the kernel does.
 pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
     if !address::is_tcp(fd) || !(0..fds::DESCRIPTORS as i32).contains(&fd) || fds::kind(fd) == Kind::Listener {
         return None;
@@ -39,7 +40,7 @@ pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
         return Some(result);
     }
     for address in known {
-        // Another socket of this process may listen there: that is why this one cannot.
+        // The address may be in use by another listener of this process; that is why this listen failed.
         let other = layer.listeners.iter().find(|(_, other)| *other == address).map(|(fd, _)| *fd);
         let said = other.map_or(ToNode::NotListening(address), |other| listens(&layer, other, address));
         tell(&mut layer, address, &said);
@@ -81,7 +82,7 @@ fn listening(layer: Held, fd: i32) {
     }
 }
 
-/// That `fd` listens there, as its program sees it.
+/// The message that `fd` listens at `address`, as the program sees it.
 fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
     let told = layer.bound.get(&fd).copied().unwrap_or(address);
     elsewhere(layer, fd, told).map_or(ToNode::Listening(address), |at| ToNode::ListeningAt { address, at })
@@ -197,7 +198,8 @@ impl Accepting {
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
                 }
                 Some(connection) => {
-                    // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to call once more, and its node remembers it.
+                    // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to
+                    // call once more, and its node remembers it.
                     let mut incoming = Incoming::default();
                     let hello = match identify(layer, &fd, &mut incoming, connection) {
                         Caller::Greets(hello) => hello,

@@ -1,6 +1,6 @@
-//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one. A peer that listened somewhere may have left when it
-//! catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process is told what it was told, and its sockets have what this
-//! machine has to give.
+//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one. A peer that listened
+//! somewhere may have left when it catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process
+//! is told what it was told, and its sockets have what this machine has to give.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -120,8 +120,8 @@ fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Option<Result
     Ok((layer, outcome))
 }
 
-/// Which other process is called by this address, though the kernel has given it to this one: one that has moved, or the last one that listened there, which has
-/// crashed and is about to be back. And whether this must be asked again.
+/// Finds the other process that owns this address although the kernel gave it to us: one that has moved, or one that crashed and
+/// is coming back. Also says whether to ask again.
 fn ask_holder(layer: &mut Layer, address: SocketAddr) -> (Option<ProcessId>, bool) {
     layer.inquire(
         |ask| ToNode::Claim { ask, address },
@@ -146,7 +146,8 @@ fn unbind(layer: &mut Layer, fd: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A `bind` on this machine. In a later incarnation the program still sees the address of the machine of before. Where this machine does not have it, the socket gets any of its addresses.
+/// A `bind` on this machine. In a later incarnation the program still sees the address of the earlier machine. Where this machine
+/// does not have it, the socket gets any of its addresses.
 fn bind_here(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
     let socket = sys::borrow(fd);
     let here = || local(fd).ok_or(Errno::INVAL);

@@ -1,5 +1,6 @@
-//! Calls of a program that does not wait for them, and that reach no protected process: what came of one is in its socket, until the program reads it there (`SO_ERROR`). After a restart the
-//! sockets are other ones, which know of no call. So the program is told that it was refused, as it is when it uses a connection that it had with a program which is not protected.
+//! Connect attempts that do not wait and reach no protected process. The socket holds the result until the program reads it
+//! (`SO_ERROR`). A restarted process has new sockets, so the program is told ECONNREFUSED, as when it uses a connection that it
+//! had with an unprotected program.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,8 @@ pub fn may_be_lost(fd: i32) -> bool {
 }
 
 impl Calls {
-    /// The program has called on `fd`. `is_open`: it was told that the call is under way; `is_again`: that is what it was told then, in replay, and nothing is under way now.
+    /// The program has called on `fd`. `is_open`: it was told that the call is under way; `is_again`: that is what it was told
+    /// then, in replay, and nothing is under way now.
     pub fn handle_called(&mut self, fd: i32, is_open: bool, is_again: bool) {
         self.open.remove(&fd);
         self.lost.remove(&fd);
@@ -60,8 +62,8 @@ impl Calls {
     }
 }
 
-/// Whether a call is under way still, or its error is in its socket. Of a socket that the program has closed, or has used for something else, that is not so, as a rule; if it is, the next call on
-/// it is another one.
+/// Whether the attempt is under way or its error unread. As a rule a socket that the program has closed, or used for something
+/// else, has neither; if it has, the next attempt on it counts as another one.
 fn is_unread(fd: i32) -> bool {
     let mut looked = [PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT)];
     let told = sys::poll(&mut looked, Some(sys::span(0)));

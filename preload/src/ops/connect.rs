@@ -159,8 +159,8 @@ impl Connecting {
         Ok(layer)
     }
 
-    /// The program's own connection. What has come of a call that does not wait is in its socket, as the program expects; a second call is told what the first one has come to, and
-    /// the socket can be used again then.
+    /// Connects the program's own socket. The result of a non-blocking connect stays in the socket; a second `connect` returns
+    /// it, and the socket can be used again then.
     fn call(&mut self, layer: Held, to: SocketAddr, until: Option<Duration>) -> Result<Held, Errno> {
         let until =
             until.map_or_else(|| sys::now() + send_limit(self.fd), |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
@@ -285,7 +285,7 @@ fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, 
     }
     let result = match layer.observer.take_refusal(slot) {
         0 if layer.is_away(fd) => Err(Errno::ISCONN),
-        // It does not wait: there is a connection. The kernel says so once, and then that there is one already.
+        // The call does not wait, and there is a connection. The kernel reports success once, then EISCONN.
         0 => rustix::net::connect(sys::borrow(fd), to),
         errno => {
             _ = settled(fd);
@@ -295,8 +295,8 @@ fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, 
     Ok((layer, result))
 }
 
-/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket that does not listen. What the program is told of
-/// the call; the rest is in its socket.
+/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket
+/// that does not listen. What the program is told of the call; the rest is in its socket.
 pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
     let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

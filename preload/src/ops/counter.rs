@@ -1,9 +1,10 @@
-//! The processor's time stamp counter, which a program reads by an instruction (`--record-tsc`): what it is told is a reading of CLOCK_MONOTONIC_RAW, counted in the
-//! ticks of the machine where the program began.
+//! The processor's time stamp counter, which a program reads by an instruction (`--record-tsc`): what it is told is a reading of
+//! CLOCK_MONOTONIC_RAW, counted in the ticks of the machine where the program began.
 //!
-//! So a reading is recorded and told again as any other of that clock is. The counter itself is not read, for two reasons. While the instruction traps, the thread would have
-//! to allow it and to forbid it again: each changes a control register, which costs microseconds in a virtual machine. And the ticks stay as long as they were
-//! when the process goes on at a machine whose counter has another rate, and the program has measured that rate before.
+//! So a reading is recorded and told again as any other of that clock is. The counter itself is not read, for two reasons. While
+//! the instruction traps, the thread would have to allow it and to forbid it again: each changes a control register, which costs
+//! microseconds in a virtual machine. And the ticks stay as long as they were when the process goes on at a machine whose counter
+//! has another rate, and the program has measured that rate before.
 
 use std::sync::OnceLock;
 
@@ -11,7 +12,7 @@ use super::time;
 
 /// The place of CLOCK_MONOTONIC_RAW among the clocks.
 const RAW: u32 = libc::CLOCK_MONOTONIC_RAW as u32;
-/// Bits behind the point of a rate.
+/// Bits after the point of a rate.
 const FRACTION: u32 = 32;
 
 /// The scale by which the counter is told, from the beginning of the process on. It is in each image.
@@ -27,7 +28,7 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// The instruction of which `byte` gives one byte after the other. It is asked for no byte behind those that the processor has read as well.
+    /// Decodes the instruction; `byte(i)` returns its i-th byte. Reads no byte that the processor would not have read.
     pub fn decode(mut byte: impl FnMut(usize) -> u8) -> Option<Instruction> {
         if byte(0) != 0x0f {
             return None;
@@ -61,7 +62,7 @@ pub struct Moment {
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     origin: Moment,
-    /// Ticks in a nanosecond, with [`FRACTION`] bits behind the point.
+    /// Ticks in a nanosecond, with [`FRACTION`] bits after the point.
     rate: u64,
 }
 

@@ -107,8 +107,8 @@ fn close_connection(layer: &mut Layer, fd: i32) {
     end_connection(layer, fd, slot);
 }
 
-/// A server that forks for each connection closes its own copy of it unused. The connection ends with that, also for the child, because the end of a protected stream is the
-/// rank's: that is told, once (G7).
+/// A server that forks for each connection closes its own copy of it unused. The connection ends with that, also for the child,
+/// because the end of a protected stream is the rank's: that is told, once (G7).
 fn note_left_to_child(layer: &mut Layer, slot: Slot) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let is_unused = |connection: &Connection| {

@@ -3,7 +3,7 @@
 //!
 //! The kernel knows a watch by descriptor *and* open file: a number that was closed and used again may be watched twice, if the first file stays open
 //! under another number, in this process or in a child. Such a watch can be reported still, but no call can name it any more. So a key names one watch
-//! with one word for ever; the last `REMEMBERED` that ended are remembered, with their words.
+//! with one word forever; the last `REMEMBERED` that ended are remembered, with their words.
 //!
 //! A watch ends with its number: the next file under that number is watched when the program says so, and not before.
 //!
@@ -123,7 +123,8 @@ impl Epoll {
         Some((self.key(index), &self.places[index as usize].watch))
     }
 
-    /// The watch that an outcome means by the number `fd`: the newest, or else the last that has ended. A file that is open under another number may be reported by the number that is closed.
+    /// The watch that an outcome means by the number `fd`: the newest, or else the last that has ended. A file that is open under
+    /// another number may be reported by the number that is closed.
     pub fn meant_by(&self, fd: i32) -> Option<&Watch> {
         let is_it = |watch: &&Watch| watch.fd == fd;
         let ended = || self.ended.iter().rev().map(|index| &self.places[*index as usize].watch).find(is_it);
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(epoll.find(second).map(|watch| watch.word), Some(71));
     }
 
-    /// The number of a connection that was closed is the next connection's: nobody watches that yet.
+    /// The number of a connection that was closed is the next connection's: no epoll watches that yet.
     #[test]
     fn a_watch_ends_with_its_number() {
         let mut epolls = Epolls::new();

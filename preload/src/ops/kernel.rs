@@ -155,7 +155,7 @@ mod tests {
     fn times_go_on_from_where_they_were() {
         let mut time = Forward::default();
         assert_eq!((time.tell(5), time.tell(9)), (5, 9));
-        // Restored from an image of before, it is told the last one again, and then its own time has begun anew.
+        // Restored from an earlier image, it is told the last one again, and then its own time has begun again.
         time.handle_told(20);
         assert_eq!((time.tell(1), time.tell(4)), (20, 23));
     }

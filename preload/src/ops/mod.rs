@@ -33,7 +33,8 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     if layer.replayer.is_some() {
         return wait_in_replay(layer, deadline);
     }
-    // Before the layer looks after everything: from here on the program's signals wait for the kernel's wait, where they end the call. One that came in the layer would not.
+    // Before the layer looks after everything: from here on the program's signals wait for the kernel's wait, where they end the
+    // call. One that came in the layer would not.
     let signals = layer.take_signals();
     layer.tend();
     if layer.links.take_changed() {
@@ -83,7 +84,8 @@ fn without<T>(mut layer: Held, sleep: impl FnOnce() -> T) -> Result<(Held, T), E
     Ok((layer, come))
 }
 
-/// The same in a process that is replayed offline. None of its descriptors leads anywhere: it waits for its other threads, a moment, and ends with the command that replays it.
+/// The same in a process that is replayed offline. None of its descriptors leads anywhere: it waits for its other threads, a
+/// moment, and ends with the command that replays it.
 fn wait_in_replay(mut layer: Held, deadline: Option<u64>) -> Result<Held, Errno> {
     let turn = sys::now() + TURN_NS;
     layer.handle_wait_in_replay();
@@ -96,8 +98,9 @@ fn wait_in_replay(mut layer: Held, deadline: Option<u64>) -> Result<Held, Errno>
 /// Time between two looks of a call of a process that catches up, in nanoseconds.
 const TURN_NS: u64 = 500_000;
 
-/// How long a call of a process that catches up waits at most before it looks again, in nanoseconds; none: for events only. Its outcome may be the next one of the log as soon
-/// as another thread has got its own, or has sent again what Gate B waits for; of neither the kernel tells.
+/// How long a call of a process that catches up waits at most before it looks again, in nanoseconds; none: for events only. Its
+/// outcome may be the next one of the log as soon as another thread has got its own, or has sent again what Gate B waits for; of
+/// neither the kernel tells.
 fn turn(layer: &Layer) -> Option<u64> {
     layer.observer.is_replaying().then(|| {
         counters::add(Counter::Looks, 1);
@@ -105,8 +108,8 @@ fn turn(layer: &Layer) -> Option<u64> {
     })
 }
 
-/// Whether this process catches up, and what its calls come to is in its log: what the kernel has for them is for later. A call that looked at its own descriptor would find it
-/// ready, ask again, and keep the layer from the thread that comes first.
+/// Whether this process catches up, and what its calls come to is in its log: what the kernel has for them is for later. A call
+/// that looked at its own descriptor would find it ready, ask again, and keep the layer from the thread that comes first.
 pub fn takes_turns(layer: &Layer) -> bool {
     layer.observer.is_replaying() && layer.replayer.is_none()
 }
@@ -146,8 +149,8 @@ pub fn pause(layer: Held) -> Result<Held, Errno> {
     wait_awhile(layer, &[], sys::now() + AGAIN_NS)
 }
 
-/// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way back. None: this process was lost itself
-/// meanwhile, and has come back; its log may know the outcome of the call.
+/// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way
+/// back. None: this process was lost itself meanwhile, and has come back; its log may know the outcome of the call.
 pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
     let until = sys::now() + RETURN.as_nanos() as u64;
     loop {

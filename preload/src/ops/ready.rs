@@ -30,7 +30,7 @@ mod tests;
 /// The kernel's bits in the types of `poll` and of determinants.
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
-/// Descriptors of an epoll in an epoll: the kernel allows so many steps.
+/// Depth of epolls within epolls: the kernel allows this many steps.
 const NESTED: u32 = 5;
 /// Time between two looks at an outbox that was too full for a send, in nanoseconds.
 const RELIEF_NS: u64 = 2_000_000;
@@ -44,7 +44,7 @@ static CHANGES: AtomicU32 = AtomicU32::new(0);
 /// How long a call may wait, and what may end it.
 #[derive(Clone, Copy)]
 pub struct Limit<'a> {
-    /// In nanoseconds; none: for ever.
+    /// In nanoseconds; none: forever.
     pub time: Option<u64>,
     /// The signals that are blocked while it waits, instead of the thread's own.
     pub mask: Option<&'a sigset_t>,
@@ -73,7 +73,8 @@ const WATCHED: u8 = 1;
 /// In [`NUMBERS`]: a descriptor of the program's own that was not ready as the log has it for [`PATIENCE_NS`]: nothing makes it so any more.
 const GIVEN_UP: u8 = 2;
 
-/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler closes it: what watched it ends later.
+/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler
+/// closes it: what watched it ends later.
 const ENDED: u8 = 4;
 
 /// In [`NUMBERS`]: the program asks about it in a way that the kernel alone can serve: for edges, for one event, or by two numbers.
@@ -252,8 +253,8 @@ fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usiz
 /// Most descriptors of [`wait_for`].
 pub const AT_ONCE: usize = 2 * layer::AWAITED;
 
-/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: for ever. Other than with `rustix`, EINTR is always a signal of the program: the
-/// checkpoint engine knows this system call, and makes it again.
+/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: forever. Other
+/// than with `rustix`, EINTR is always a signal of the program: the checkpoint engine knows this system call, and makes it again.
 pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) -> Result<usize, Errno> {
     // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
     let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
@@ -529,8 +530,8 @@ fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
 /// Time for a descriptor of the program's own to be ready as the log has it, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// Whether what the program's own descriptors (eventfds, pipes, timers) were ready for then is so now. Threads wake each other by them: a thread that was told before the other
-/// one has written would find nothing there, and wait for ever for what was told already. `due`: until when the call waits for it.
+/// Whether the recorded readiness of the program's own descriptors (eventfds, pipes, timers) is true now. Threads wake each other
+/// by them: reported too early, a thread would find nothing and then wait forever. `due`: until when the call waits for it.
 fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
     let is_waited_for = |fd: u32| number(fd as i32).is_some_and(|entry| entry.load(Ordering::Relaxed) & GIVEN_UP == 0);
     let own = set.iter().filter(|ready| fds::kind(ready.fd as i32) == Kind::Other && is_waited_for(ready.fd));
@@ -641,7 +642,7 @@ impl<'a> Waiting<'a> {
         })
     }
 
-    /// What is left of its time, in nanoseconds; none: it may wait for ever. The clock is read only by calls that wait.
+    /// What is left of its time, in nanoseconds; none: it may wait forever. The clock is read only by calls that wait.
     fn left(&mut self) -> Option<u64> {
         let time = self.limit.time.filter(|time| *time > 0);
         let Some(time) = time else { return self.limit.time };

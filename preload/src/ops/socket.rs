@@ -19,7 +19,8 @@ use crate::sys;
 
 /// Bytes of a message that leaves before it is kept.
 const LARGE: usize = 4 << 10;
-/// Bytes that are offered to the socket, and then kept, in turn: they are still in the processor's cache, and the receiver takes one piece while the next one is on its way.
+/// Bytes that are offered to the socket, and then kept, in turn: they are still in the processor's cache, and the receiver takes
+/// one piece while the next one is on its way.
 const PIECE: usize = 512 << 10;
 /// Bytes of a message which the outbox does not take as a whole, that are kept before they are offered to the socket.
 const PART: usize = 8 << 20;
@@ -333,8 +334,8 @@ impl Sending {
         Ok(self.done)
     }
 
-    /// Whether what may leave next on the link is just what this call has had taken, all of it. Asked after the last wait: while the outbox was full, or the gate was shut, some of
-    /// it may have left, and the link may have become another one.
+    /// Whether what may leave next on the link is just what this call has had taken, all of it. Asked after the last wait: while
+    /// the outbox was full, or the gate was shut, some of it may have left, and the link may have become another one.
     fn may_write(&self, layer: &Layer) -> bool {
         let is_next = |c: &Connection| {
             c.link() == Link::Up && c.outgoing().is_between_frames() && c.outgoing().unsent() == self.done as u64
@@ -416,7 +417,8 @@ impl Sending {
         Ok((layer, true))
     }
 
-    /// Keeps a large message piece by piece, and offers it to the socket before each of them: meanwhile its receiver takes what has left. False: nothing was done.
+    /// Keeps a large message piece by piece, and offers it to the socket before each of them: meanwhile its receiver takes what
+    /// has left. False: nothing was done.
     fn send_large(&mut self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> bool {
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if total < LARGE {
@@ -442,8 +444,9 @@ impl Sending {
         true
     }
 
-    /// Offers to the socket what waits for it. This call's bytes begin at `begin` of the stream, and lie in the program's buffers: there they need not be read again. Bytes of
-    /// earlier calls come from the outbox, which has the stream up to `kept`; one piece more than that is offered.
+    /// Offers to the socket what waits for it. This call's bytes begin at `begin` of the stream, and lie in the program's
+    /// buffers: there they need not be read again. Bytes of earlier calls come from the outbox, which has the stream up to
+    /// `kept`; one piece more than that is offered.
     fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>], begin: u64, kept: u64) -> Result<(), Errno> {
         let (socket, until) = (sys::borrow(self.fd), kept + PIECE as u64);
         while let Some(Transmit::Bytes(offset)) = layer.observer.poll_transmit(self.slot)

@@ -1,9 +1,9 @@
-//! `sched_yield` of a process that catches up. MPI libraries yield whenever they find nothing, which is where their peers' time is; what it finds nothing of now was found then, and its
-//! peers wait for it. So it gives most of these turns away to none. It still yields now and then, because a thread may wait for another one.
+//! `sched_yield` of a process that catches up. It makes one in `REAL` of its program's yields: MPI yields to let peers run, but
+//! here the peers wait for this process. The one is made because a thread may wait for another one.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// One of so many is real.
+/// One of this many yields is made.
 const REAL: u32 = 16;
 
 /// Its log has outcomes that it has not come to.

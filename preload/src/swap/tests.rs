@@ -52,7 +52,7 @@ fn what_the_program_has_set_is_set_on_the_next_socket() {
     assert_eq!(sockopt::socket_timeout(&stand_in, Timeout::Recv).unwrap(), Some(limit));
 }
 
-/// `frames` (in tests/) shows why: resets that only one side got let the other one wait for its answer for ever.
+/// `frames` (in tests/) shows why: resets that only one side got let the other one wait for its answer forever.
 #[test]
 fn the_dialing_side_asks_whether_the_other_one_is_there_and_the_program_need_not_know() {
     let (_listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();

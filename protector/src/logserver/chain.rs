@@ -29,13 +29,13 @@ const BEHIND: usize = 4 << 20;
 pub(super) enum Link {
     /// There is none, and nothing is done about it: the process does not need it here.
     Idle,
-    /// It is dialed again at this time.
+    /// The replica is dialed again at this time.
     Due(Duration),
     /// The driver is to dial.
     Wanted,
-    /// It is being made.
+    /// The connection is being made.
     Dialed(ConnectionNumber),
-    /// It is logged in.
+    /// The connection is logged in.
     Up(ConnectionNumber),
 }
 
@@ -158,7 +158,7 @@ impl LogServer {
     }
 
     /// Asks for a connection to the replica of a process. Not if another protector has the process and it does not speak here any
-    /// more: that protector may have the same replica by now, and the two would take the connection from each other for ever. If
+    /// more: that protector may have the same replica by now, and the two would take the connection from each other forever. If
     /// the process comes back, its hello leads here ([`LogServer::lead`]).
     pub(super) fn dial(&mut self, process: ProcessId) {
         let has_left = self.store.has_let_go(process) && !self.speaks_here(process);

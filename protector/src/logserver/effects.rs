@@ -16,7 +16,7 @@ pub(super) struct Writing {
     pub(super) file: File,
     end: u64,
     pub(super) bytes: usize,
-    /// It counts for [`super::Config::writing`]: not any more when it is stuck, so that others go on.
+    /// The write counts for [`super::Config::writing`]: no longer when it is stuck, so that others go on.
     pub(super) is_counted: bool,
 }
 
@@ -186,7 +186,7 @@ impl LogServer {
                 body.truncate(length);
                 self.actions.push_back(Action::Answer(connection, speaker, body));
             }
-            // A process that is catching up would ask again for ever.
+            // A process that is catching up would ask again forever.
             (Err(why), _) => {
                 self.tell(What::Unreadable, Some(file.process()), format!("its log cannot be read from {position}: {why}"));
                 self.close(connection, Reason::Unreadable);

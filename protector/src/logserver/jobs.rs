@@ -21,9 +21,8 @@ const KEPT: usize = limits::FINISHED_JOBS;
 pub(super) const STABLE: Duration = Duration::from_secs(90);
 
 impl LogServer {
-    /// The node is a member: from now on what other log servers forward is taken. A daemon that is back under its old address is
-    /// found before that by log servers that still take it for the replica that it was, perhaps of a job that ends without its
-    /// hearing so: their copies would stay for ever.
+    /// The node is a member: accept forwarded messages from now on. Earlier, log servers that take this daemon for its
+    /// predecessor could leave copies here forever, because it may not hear that their job ends.
     pub fn handle_member(&mut self) {
         self.is_member = true;
     }
@@ -169,7 +168,8 @@ impl LogServer {
         self.ended.iter().any(|(ended, _)| *ended == job)
     }
 
-    /// A job that was suspended goes on. What is held of it is removed, and its processes may log in again, but none of before (G4).
+    /// A job that was suspended goes on. What is held of it is removed, and its processes may log in again, but none of an
+    /// earlier life (G4).
     pub fn revive_job(&mut self, now: Duration, revival: Revival) {
         let Revival { job, protection, incarnations, .. } = revival;
         self.now = now;
@@ -201,7 +201,7 @@ impl LogServer {
     /// both log servers are told.
     pub fn remove_process(&mut self, now: Duration, process: ProcessId) {
         self.now = now;
-        // It is made anew when the process says hello ([`LogServer::lead`]).
+        // It is made again when the process says hello ([`LogServer::lead`]).
         self.hang_up(process);
         self.close_all(&Reason::Forgotten, |_, role| role.process() == Some(process));
         self.forget_process(process);

@@ -105,7 +105,7 @@ impl LogServer {
 
     // ---- images
 
-    /// An image that a process has under way, and that can begin on no connection any more, is refused: the process would wait for it for ever.
+    /// An image that a process has under way, and that can begin on no connection any more, is refused: the process would wait for it forever.
     pub(super) fn look_for_image(&mut self, process: ProcessId) {
         let may_begin = |role: Role| matches!(role, Role::Image(speaker, None) if speaker.process == process);
         if self.store.awaits_image(process) && !self.connections.values().any(|connection| may_begin(connection.role)) {
@@ -126,7 +126,7 @@ impl LogServer {
         Ok(Next::Read)
     }
 
-    /// Bytes of an image have come, behind those before.
+    /// The next bytes of an image have come.
     #[must_use]
     pub fn handle_image_bytes(&mut self, now: Duration, connection: ConnectionNumber, bytes: &[u8]) -> Next {
         self.now = now;

@@ -135,7 +135,7 @@ impl Role {
 /// Whether a connection is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// It is.
+    /// The connection is read.
     Open,
     /// Not until the store has room for what it brings.
     NoRoom,
@@ -146,7 +146,7 @@ pub enum Reading {
 /// Why the server closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// It proved nothing in [`limits::HANDSHAKE_MS`].
+    /// The other side proved nothing in [`limits::HANDSHAKE_MS`].
     #[error("it proved nothing in time")]
     Late,
     /// [`limits::HANDSHAKES`] others are unproven, and it is the oldest.
@@ -161,7 +161,7 @@ pub enum Reason {
     /// What is held of its process was forgotten.
     #[error("what was held of its process was forgotten")]
     Forgotten,
-    /// It forwards for a process that speaks here itself, or this node is no member yet.
+    /// The other side forwards for a process that speaks here itself, or this node is no member yet.
     #[error("its process speaks here itself, or this node is no member yet")]
     Early,
     /// Too many images are wanted at once.
@@ -173,7 +173,7 @@ pub enum Reason {
     /// The store has refused what it said.
     #[error("{0}")]
     Store(#[from] StoreError),
-    /// It said what its role does not allow.
+    /// The other side said what its role does not allow.
     #[error("{0}")]
     Protocol(&'static str),
     /// What it said is no message.
@@ -200,7 +200,7 @@ impl Reason {
 pub enum Gone<'a> {
     /// The other side has ended it.
     Ended,
-    /// It broke.
+    /// The connection broke.
     Broke(&'a str),
     /// The other side has sent what no honest one sends, and the driver has closed the connection.
     Fault(&'a str),
@@ -209,7 +209,7 @@ pub enum Gone<'a> {
 /// What the driver does next with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// It brings the next frame.
+    /// The driver brings the next frame.
     Read,
     /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`] before it brings the
     /// next frame.
@@ -245,7 +245,7 @@ pub enum Action {
     Dial(Speaker, SocketAddr),
     /// Write; then [`LogServer::handle_written`] or [`LogServer::handle_write_failed`] with this ticket.
     Write(u64, Write),
-    /// Read so many bytes of a file from a position, for a connection; then [`LogServer::handle_read`].
+    /// Read this many bytes of a file from a position, for a connection; then [`LogServer::handle_read`].
     Read(ConnectionNumber, File, u64, usize),
     /// Nothing of the file before the position is needed any more.
     Truncate(File, u64),
@@ -277,7 +277,7 @@ pub struct Verification {
     pub image: u64,
     /// The number of the image that it builds upon.
     pub parent: Option<u64>,
-    /// Its length.
+    /// The image's length.
     pub bytes: u64,
 }
 
@@ -326,9 +326,9 @@ pub struct Status {
     pub usage: Usage,
     /// Time since it was committed, in milliseconds.
     pub committed_ms: Option<u64>,
-    /// Its journal connection is there.
+    /// The process's journal connection is there.
     pub connected: bool,
-    /// It is replicated: whether the connection to its replica is there.
+    /// Whether the connection to the process's replica is there, if the process is replicated.
     pub replica: Option<bool>,
     /// Why what it logs is not taken, or not acknowledged, for now.
     pub waits: Option<String>,
@@ -384,8 +384,8 @@ pub struct LogServer {
     /// The node is a member.
     is_member: bool,
     jobs: HashMap<JobId, Protection>,
-    /// Processes of which the node has said which other log server holds what they say, or that they come back from here, and
-    /// jobs that are resumed. No other process is heard: what a process is told is stable must be stable along the whole chain.
+    /// Processes whose replica, or restart from here, the node has named, and jobs that are resumed. No others are heard, because
+    /// what is acknowledged must be stable on the whole chain.
     told: HashSet<ProcessId>,
     revived: HashSet<JobId>,
     /// Jobs that have ended, oldest first, and whether they keep their logs.
@@ -597,7 +597,7 @@ impl LogServer {
         caller.reading == Reading::Open
     }
 
-    /// Something was sent, or waits to be: so many bytes wait now.
+    /// Something was sent, or waits to be: this many bytes wait now.
     pub fn handle_sent(&mut self, connection: ConnectionNumber, waiting: usize) {
         let Some(caller) = self.connections.get_mut(&connection) else { return };
         caller.waiting = waiting;
@@ -633,9 +633,8 @@ impl LogServer {
         self.connections.get_mut(&connection).into_iter().for_each(|connection| connection.reading = reading);
     }
 
-    /// Whether there is room for what a connection brings. A hello waits until the node has said which other log server is to
-    /// hold what follows: a daemon that is back under its old address is found by its processes before it is a member, and a new
-    /// protector before it has heard that it is one.
+    /// Whether there is room for what a connection brings. A hello waits until the node names the replica: processes can find a
+    /// restarted daemon before it is a member, and a new protector before it has heard that it is one.
     fn has_room(&self, role: Role) -> bool {
         match role {
             Role::Journal(speaker, false) if !self.listens_to(speaker.process) => false,

@@ -18,7 +18,7 @@ pub(super) struct Wish {
     connection: ConnectionNumber,
     process: ProcessId,
     image: u64,
-    /// Its length, if it was held when it was asked for.
+    /// The image's length, if it was held when it was asked for.
     bytes: Option<u64>,
 }
 

@@ -206,7 +206,7 @@ fn an_image_outlives_the_connection_of_the_journal() {
     assert_eq!(answers(&mut server), due);
 }
 
-/// The process would wait for it for ever, and make no other one.
+/// The process would wait for it forever, and make no other one.
 #[test]
 fn an_image_whose_connection_breaks_before_it_has_begun_is_refused() {
     let under_way = encoded(&radic_wire::log::ToProtector::ImageUnderWay { image: 7 });
@@ -319,7 +319,7 @@ fn a_replica_is_dialed_again_after_longer_and_longer_times_and_told_of_once() {
     }
     assert_eq!(told, 1);
     actions(&mut server);
-    // A connection to an address that is not wanted any more is none.
+    // A connection to an address that is no longer wanted counts for nothing.
     assert!(!server.handle_dialing(now, process(0), "10.0.0.3:9".parse().expect("an address"), 20));
     assert!(server.handle_dialing(now, process(0), address, 21));
     server.handle_welcome(now, 21);

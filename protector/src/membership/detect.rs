@@ -273,7 +273,8 @@ impl Membership {
         }
         self.say(witnesses, MembershipBody::ProbeRequest(id.clone()));
         if reason == Reason::Silent {
-            // The suspect may have missed the view that made this member its watcher. This message tells it that there is one.
+            // The suspect may have missed the view that made this member its watcher. This message tells the suspect that it has
+            // a watcher.
             let suspect = self.peer_of(id);
             self.say(vec![suspect], MembershipBody::Ask);
         }

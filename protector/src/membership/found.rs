@@ -21,7 +21,7 @@ pub(super) struct Founding {
 }
 
 impl Membership {
-    /// This joiner founds the cluster itself when so many of its seeds ask it to be let in, and no member speaks. There must be one such node at
+    /// This joiner founds the cluster itself when this many of its seeds ask it to be let in, and no member speaks. There must be one such node at
     /// most, and with it they must be a majority of the list: where a cluster has most of the list, too few of it are outside.
     pub fn may_found(mut self, others: usize) -> Membership {
         // Members have that time to speak first.

@@ -128,7 +128,7 @@ pub struct Membership {
     me: Member,
     timing: Timing,
     random: Random,
-    /// How many of so many members are a quorum. It is always the majority, except in the test which shows that the tests would
+    /// How many of this many members are a quorum. It is always the majority, except in the test which shows that the tests would
     /// notice.
     quorum: fn(usize) -> usize,
     now: Duration,

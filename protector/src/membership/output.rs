@@ -22,17 +22,17 @@ pub struct Peer {
 /// Why a member is suspected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Its heartbeats have stopped.
+    /// The member's heartbeats have stopped.
     Silent,
     /// A link to it broke.
     LinkBroken,
     /// Another protector wants to join under its name.
     NameClaimed,
-    /// It did not answer when it was asked, or leads and did not do what it was asked to.
+    /// The member did not answer when it was asked, or leads and did not do what it was asked to.
     Unanswered,
-    /// Its watcher is dead.
+    /// The member's watcher is dead.
     WatcherDied,
-    /// It was confirmed dead before, and is checked again because no view has removed it since.
+    /// The member was confirmed dead before, and is checked again because no view has removed it since.
     StillThere,
 }
 
@@ -55,12 +55,12 @@ pub enum MembershipEvent {
         /// Time since it was last heard.
         silent: Duration,
     },
-    /// It does answer.
+    /// The suspected member does answer.
     Withdrawn {
         /// The member.
         node: NodeId,
     },
-    /// It is dead as far as this member and those that it asked can tell. The next view decides.
+    /// The suspected member is dead as far as this member and those that it asked can tell. The next view decides.
     Confirmed {
         /// The member.
         node: NodeId,
@@ -120,9 +120,11 @@ pub enum Output {
         /// The number of this node's view.
         view: u64,
     },
-    /// Find out over a fresh connection whether this very member answers. Tell [`Membership::handle_probe_reached`](super::Membership::handle_probe_reached) when its
-    /// machine has taken the connection, and [`Membership::handle_probe_result`](super::Membership::handle_probe_result) when it has answered, or when the connection is
-    /// refused or another boot answers. A probe without any result need not be told: this machine knows its own time.
+    /// Find out over a fresh connection whether this very member answers. Tell
+    /// [`Membership::handle_probe_reached`](super::Membership::handle_probe_reached) when its machine has taken the connection,
+    /// and [`Membership::handle_probe_result`](super::Membership::handle_probe_result) when it has answered, or when the
+    /// connection is refused or another boot answers. A probe without any result need not be told: this machine knows its own
+    /// time.
     Probe {
         /// The member.
         member: Peer,

@@ -249,7 +249,7 @@ impl Sim {
         self.start(member, machine)
     }
 
-    /// The first of a list: it founds when so many others are there.
+    /// The first of a list: it founds when this many others are there.
     pub(super) fn join_or_found(&mut self, member: Member, seeds: Vec<SocketAddr>, others: usize) -> usize {
         let machine = Membership::joining(self.now, member.clone(), seeds, self.timing.clone(), self.random.next());
         self.start(member, machine.may_found(others))

@@ -781,7 +781,7 @@ fn a_first_node_that_comes_back_joins_though_strangers_ask_it_to_be_let_in() {
         let founded = sim.newest().cluster;
         sim.kill(first);
         sim.run(ms(5_000));
-        // It is not on the list, and asks nobody but the first.
+        // It is not on the list, and asks only the first.
         sim.join_through(member(7, 1), vec![member(0, 2).address]);
         sim.run(ms(1_000));
         listed(&mut sim, 0, 2);

@@ -233,7 +233,7 @@ impl Node {
         }
     }
 
-    /// A command is gone. What it has asked for is void: a terminal that shows nothing to anybody would take the job's input and output.
+    /// A command is gone. What it has asked for is void: a terminal that shows nothing would take the job's input and output.
     pub(super) fn forget_questions_of(&mut self, client: ClientId) {
         self.gathers.retain(|_, gather| gather.purpose.client() != Some(client));
     }

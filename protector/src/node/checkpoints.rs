@@ -22,8 +22,8 @@ pub(super) const SHORTEST: Duration = Duration::from_secs(10);
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Time after which a process that was asked for a checkpoint is nudged again: it may wait in a call of the kernel, or compute, and hears only then that its image is committed. The time doubles
-/// with each nudge, up to the second one.
+/// Time after which a process that was asked for a checkpoint is nudged again: it may wait in a call of the kernel, or compute,
+/// and hears only then that its image is committed. The time doubles with each nudge, up to the second one.
 const NUDGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time after which a process is asked for another checkpoint, if one failed and it has no other. The time doubles with each
 /// failure, up to `DOUBLINGS` times.
@@ -340,7 +340,8 @@ impl Node {
         schedule.next = Some(schedule.next.map_or(soon, |next| next.min(soon)));
     }
 
-    /// The program that was asked for checkpoints is gone, and its requests with it: the commands and the recovery line that wait for them are told that there will be none.
+    /// The program that was asked for checkpoints is gone, and its requests with it: the commands and the recovery line that wait
+    /// for them are told that there will be none.
     pub(super) fn fail_checkpoints(&mut self, process: ProcessId, why: &str) {
         if let Some(observed) = self.observers.processes.get_mut(&process) {
             observed.schedule.asked = None;

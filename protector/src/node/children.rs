@@ -12,7 +12,8 @@ use super::observers::ObserverId;
 use super::{Node, Output};
 
 impl Node {
-    /// A child of a process of this node is about to take connections. A caller that finds no protected process there sends the child what its program says, and nothing else.
+    /// A child of a process of this node is about to take connections. A caller that finds no protected process there sends the
+    /// child what its program says, and nothing else.
     pub(super) fn child_listens(
         &mut self,
         now: Duration,
@@ -45,8 +46,8 @@ impl Node {
         }
     }
 
-    /// A child sends a protected caller away, which meant the rank: its connection is over. Not before it has greeted: a caller may give a call up, and come once more
-    /// from the same address.
+    /// A child sends a protected caller away, which meant the rank: its connection is over. Not before it has greeted: a caller
+    /// may give a call up, and come once more from the same address.
     pub(super) fn child_refuses(&mut self, observer: ObserverId, version: u16, process: ProcessId, from: SocketAddr) {
         if !self.speaks(observer, version) {
             return;

@@ -34,25 +34,26 @@ const RANKS_AT_ONCE: usize = 1024;
 /// What a connected command is doing.
 #[derive(Debug)]
 pub(super) enum Client {
-    /// It has said nothing yet.
+    /// The command has said nothing yet.
     New,
-    /// It may make its request.
+    /// The command may make its request.
     Idle,
-    /// Its request waits for the answers of all nodes.
+    /// The command's request waits for the answers of all nodes.
     Gathering,
-    /// It shows a job, as a terminal.
+    /// The command shows a job, as a terminal.
     Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
-    /// It writes a job down whose ranks are stopped, or waits for the end of that job.
+    /// The command writes down a job whose ranks are stopped, or waits for the end of that job.
     Suspending { job: JobId, home: NodeId },
-    /// It gives the logs and images of a suspended job to the protectors, one for each node of the placement.
+    /// The command gives the logs and images of a suspended job to the protectors, one for each node of the placement.
     Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
-    /// It waits for the end of a job that it has asked to be killed.
+    /// The command waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
-    /// It follows events: how far it has those of each node, and the new ones that came before the past ones were gathered.
+    /// The command follows events: how far it has those of each node, and the new ones that came before the past ones were
+    /// gathered.
     Following { sent: BTreeMap<NodeName, Passed>, early: Option<Vec<Event>> },
-    /// It reads what that node holds of a process. `busy` while a read is under way.
+    /// The command reads what that node holds of a process. `busy` while a read is under way.
     Reading { holder: NodeId, process: ProcessId, busy: bool },
-    /// It has its answer.
+    /// The command has its answer.
     Finished,
 }
 
@@ -200,8 +201,8 @@ impl Node {
         }
     }
 
-    /// A suspended job is to be resumed. No node may have anything of it. That is asked before any node begins the next life: a node that has something of the life before, and has not
-    /// heard how that ended, can be told so only by nodes that remember it, and hear what is said of that life.
+    /// Resuming needs every node to have nothing of the job. This is asked before the next life begins: afterwards nodes that
+    /// remember the last life's end could no longer tell a node that missed it.
     pub(super) fn resume(&mut self, now: Duration, client: ClientId, suspension: Box<Suspension>, resumption: Box<Resumption>) {
         if self.membership.is_frozen() {
             return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
@@ -395,7 +396,8 @@ impl Node {
     /// The protector of a process and its replica both hold its log. The one that holds more is shown.
     pub(super) fn finish_log(&mut self, client: ClientId, process: ProcessId, answers: BTreeMap<NodeId, Answer>) {
         let of = |(node, answer)| if let Answer::Log(Some(held)) = answer { Some((node, held)) } else { None };
-        // A node may still hold what a process did before its job began anew, or while that node was its protector.
+        // A node may still hold what a process did before its job restarted from the beginning, or while that node was its
+        // protector.
         let order = |held: &HeldLog| (held.current, held.incarnation, held.stable, held.images.len());
         let found = answers.into_iter().filter_map(of).max_by_key(|(_, held)| order(held));
         let Some((holder, held)) = found else {
@@ -467,7 +469,7 @@ impl Node {
         let (lost, found): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| is_lost(home));
         if found.is_empty() && !lost.is_empty() {
             // The home was lost after it had reported. Another home comes, or no node knows of the job any more. The command
-            // would wait for ever for the one that is gone.
+            // would wait forever for the one that is gone.
             return self.find_for(now, client, prefix, wanted);
         }
         let [(home, job, ranks)] = found.as_slice() else {

@@ -1,15 +1,17 @@
 //! What a lost process did that only others know: its protector collects it before it brings the process back.
 //!
-//! Where no process waits before it sends ([`LogMode::Causal`]), outcomes of a lost process may be with those alone that have received something that depends on them. So, after its log
-//! refuses the lost incarnation:
+//! Where no process waits before it sends ([`LogMode::Causal`]), outcomes of a lost process may be with those alone that have
+//! received something that depends on them. So, after its log refuses the lost incarnation:
 //!
 //! 1. Every node is asked which deaths it knows of, and which ranks are lost ([`Query::Deaths`]).
-//! 2. Every node has its processes of the job refuse all lost incarnations, and say what they keep ([`Query::Causes`]); its log service says what it has for processes of the job.
-//! 3. Each rank must have said so, or be lost, or have ended, or not have begun; and no node may know of a death that it did not know of before: what has died may have passed something
-//!    on to a process that had answered already. Else it begins again.
+//! 2. Every node has its processes of the job refuse all lost incarnations, and say what they keep ([`Query::Causes`]); its log
+//!    service says what it has for processes of the job.
+//! 3. Each rank must have said so, or be lost, or have ended, or not have begun; and no node may know of a death that it did not
+//!    know of before: what has died may have passed something on to a process that had answered already. Else it begins again.
 //!
-//! Then no process can come to know anything of the lost incarnation that is not in the answers, and its log learns them ([`StoreOrder::Fence`]). Until it has, they are told to every
-//! protector that collects for another process: the answer of a process that dies now may be needed to bring that one back.
+//! Then no process can come to know anything of the lost incarnation that is not in the answers, and its log learns them
+//! ([`StoreOrder::Fence`]). Until it has, they are told to every protector that collects for another process: the answer of a
+//! process that dies now may be needed to bring that one back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,7 +34,8 @@ const AGAIN: Duration = Duration::from_millis(10);
 const ASKED: usize = 1_024;
 /// Time after which it is told which ranks have not said what they keep.
 const LONG: Duration = Duration::from_secs(5);
-/// Time after which the process is given up: a rank that somebody has stopped says nothing for as long as that person likes, and all others wait.
+/// Time after which the process is given up: a rank that a user has stopped says nothing for as long as the user likes, and all
+/// others wait.
 const GIVEN_UP: Duration = Duration::from_secs(120);
 
 /// How far a collection is.
@@ -91,7 +94,8 @@ impl Collections {
 }
 
 impl Node {
-    /// The log of a lost process refuses it from now on. What others know of it is collected, if they may know something; then [`Node::handle_fenced`] is answered.
+    /// The log of a lost process refuses it from now on. What others know of it is collected, if they may know something; then
+    /// [`Node::handle_fenced`] is answered.
     pub(super) fn collect(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
         let wards = self.recovery.wards.get(&process.job);
         if wards.is_none_or(|wards| wards.ward.spec.protection.log_mode == LogMode::Waiting) {

@@ -29,7 +29,7 @@ impl Node {
         // The protector first: its replica must not be told again what it has forgotten.
         let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
         let mut holders: Vec<NodeId> = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
-        // It may have logged elsewhere until just now: the new program's journal is to begin behind that, too.
+        // It may have logged elsewhere until just now: the new program's journal is to begin after that, too.
         let former = self.former_holders(process);
         holders.extend(former.into_iter().filter(|node| !self.protectors.iter().flatten().any(|now| now == node)));
         let journal = self.here(process).map_or(0, |here| here.log_end.max(here.begins));

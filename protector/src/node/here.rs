@@ -26,11 +26,11 @@ pub(super) struct Here {
     pub(super) holder: Option<NodeId>,
     /// The node that had its log before this node's protector, until an image is committed there: what it holds may go further.
     pub(super) before: Option<NodeId>,
-    /// Its incarnation, if it was brought back here.
+    /// The process's incarnation, if it was brought back here.
     pub(super) incarnation: Option<Incarnation>,
-    /// Where the journal ended that it was brought back with.
+    /// Where the journal ended with which the process was brought back.
     pub(super) log_end: u64,
-    /// Where the journal of its program begins, if it has executed one here.
+    /// Where the journal of the process's program begins, if it has executed one here.
     pub(super) begins: u64,
     /// Outgoing streams that the process has ended: where they end, and whether it has closed the connection.
     pub(super) finals: BTreeMap<StreamId, StreamEnd>,

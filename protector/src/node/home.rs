@@ -90,7 +90,7 @@ pub struct Home {
     placement: Placement,
     /// The job's present epoch.
     epoch: Epoch,
-    /// Where it sits: what makes the epochs that it begins its own.
+    /// What makes this home's epochs unique.
     seat: Seat,
     phase: Phase,
     /// Another home had the job before, and may have restarted it.
@@ -207,8 +207,8 @@ impl Home {
         self.outcome.is_some()
     }
 
-    /// Whether a rank has ended for good: nothing brings it back. A job that was resumed may end before its ranks are back. They count as ended then, and a protector's order may
-    /// be under way.
+    /// Whether a rank has ended for good: nothing brings it back. A job that was resumed may end before its ranks are back. They
+    /// count as ended then, and a protector's order may be under way.
     pub fn has_left(&self, rank: Rank) -> bool {
         let is_away = self.lost.contains(&rank) || self.protectors.contains_key(&rank);
         self.has_ended(rank) && !self.is_restarting() && !is_away
@@ -513,8 +513,9 @@ impl Home {
         }
     }
 
-    /// A node has something of the job. If no rank was to come back there, it has one that had ended, and prints once more what was lost with its node: it must hear what is taken, and
-    /// when the job ends or restarts.
+    /// A node has processes of the job, and the home did not know it as a host. If no rank was to come back there, it is printing
+    /// again the output of a rank that had ended and whose node is lost. It must hear what is taken, and when the job ends or
+    /// restarts.
     fn learn_host(&mut self, node: &NodeId) {
         if self.is_over() || self.hosts.contains_key(node) || self.placement.ranks_on(node).next().is_none() {
             return;

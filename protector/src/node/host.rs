@@ -603,7 +603,8 @@ impl Host {
         self.ranks.iter().filter(|(_, state)| state.is_at_end()).map(|(rank, _)| *rank)
     }
 
-    /// Tells the home which ranks have come to their ends. Until its output is printed or kept there, bringing a rank back is the only way to that output if this node is lost.
+    /// Tells the home which ranks have come to their ends. Until its output is printed or kept there, bringing a rank back is the
+    /// only way to that output if this node is lost.
     fn report_at_end(&mut self) {
         for (rank, state) in &mut self.ranks {
             for (stream, offset) in state.take_stream_ends() {

@@ -19,7 +19,7 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// Puts a rank behind those that wait already.
+    /// Puts a rank after those that wait already.
     pub fn add(&mut self, rank: Rank) {
         self.waiting.push_back(rank);
     }

@@ -1,23 +1,28 @@
 //! The recovery lines of one job, at its home: when the next one is made, and whether it counts. A value without clocks and messages.
 //!
-//! A recovery line is one image of each rank (Chandy's and Lamport's snapshots, see docs/design.md). Such an image leaves out of the outbox what the receivers' images of the line cover. So it is of use only
-//! if no rank ever goes back behind the line; a rank may do so until the line is *complete*:
+//! A recovery line is one image of each rank (Chandy's and Lamport's snapshots, see docs/design.md). Such an image leaves out of
+//! the outbox what the receivers' images of the line cover. So it is of use only if no rank ever goes back behind the line; a
+//! rank may do so until the line is *complete*:
 //!
 //! 1. Each rank is told to make its image ([`Step::Make`]). Its log keeps that apart until the line is complete.
-//! 2. When all logs have theirs, every node is asked whether that is so, and promises to remember it ([`LineStep::Promise`]). A node that answers a protector which collects what is
-//!    known of a lost process takes its promise back; and one that brings a process back itself is busy.
+//! 2. When all logs have theirs, every node is asked whether that is so, and promises to remember it ([`LineStep::Promise`]). A
+//!    node that answers a protector which collects what is known of a lost process takes its promise back; and one that brings a
+//!    process back itself is busy.
 //! 3. When all nodes have promised, they are told to remember that the line is complete ([`LineStep::Record`]).
 //! 4. When all remember it, the images count, and senders need not keep what these cover ([`Step::Complete`]).
 //!
-//! *The end of the job* goes the same way, without images. A process that has come to its end waits, for others may need again what it has sent. When all ranks of the job wait there, no line is
-//! made any more: every node promises to remember that, and then does ([`LineStep::PromiseEnd`], [`LineStep::RecordEnd`]). From then on no rank is brought back, and the processes may end
+//! *The end of the job* goes the same way, without images. A process that has come to its end waits, for others may need again
+//! what it has sent. When all ranks of the job wait there, no line is made any more: every node promises to remember that, and
+//! then does ([`LineStep::PromiseEnd`], [`LineStep::RecordEnd`]). From then on no rank is brought back, and the processes may end
 //! ([`Step::LetGo`]).
 //!
-//! A protector that brings a process back tells all nodes the new incarnation, asks them, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each
-//! node has answered it, and taken its promise back. A node that promises after that names the new incarnation in its promise, and the home sees that the image it heard of is of an earlier one:
-//! that round ends there, even if all others had promised before they answered. No later round comes to its end, because the protector has no image of the line any more. So no node ever remembers
-//! the line, and nothing was released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own. Of the end the same is true: if no node remembers
-//! it, no process was let go; if one does, the lost process counts as ended.
+//! A protector that brings a process back tells all nodes the new incarnation, asks them, and takes the newest line that one of
+//! them remembers. Assume that it finds none with this line. Then each node has answered it, and taken its promise back. A node
+//! that promises after that names the new incarnation in its promise, and the home sees that the image it heard of is of an
+//! earlier one: that round ends there, even if all others had promised before they answered. No later round comes to its end,
+//! because the protector has no image of the line any more. So no node ever remembers the line, and nothing was released. Now
+//! assume that a node remembers it: then all logs have their images, and the process begins with its own. Of the end the same is
+//! true: if no node remembers it, no process was let go; if one does, the lost process counts as ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -31,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const REMIND: Duration = Duration::from_secs(2);
 /// Time until the nodes are asked once more.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time after a line was given up until the next one is made. It doubles with each one in a row that is given up, so many times at most.
+/// Time after a line was given up until the next one is made. It doubles with each one in a row that is given up, this many times at most.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 const DOUBLINGS: u32 = 6;
 /// Lines follow each other after this time, at least, however fast the outboxes fill.
@@ -62,9 +67,9 @@ enum Phase {
     Making { since: Duration, asked: Duration, ready: BTreeSet<Rank> },
     /// The nodes are asked.
     Asking(LineStep),
-    /// They are asked again then.
+    /// The nodes are asked again then.
     Resting(Duration),
-    /// They are asked again then whether the ranks have come to their ends.
+    /// The nodes are asked again then whether the ranks have come to their ends.
     Ending(Duration),
     /// All know that the ranks have come to their ends.
     Over,
@@ -91,11 +96,12 @@ pub(super) struct JobLines {
     /// How many had said so when the nodes were asked.
     asked: u64,
     said: u64,
-    /// It is decided that no rank is brought back: a node remembers it.
+    /// How the job ends, once it is decided that no rank is brought back: a node remembers it.
     end: Option<JobEnd>,
 }
 
-/// Whether the nodes are to be asked once more: one brings a process back, or one knows of a newer incarnation of a rank than the one of which another node speaks.
+/// Whether the nodes are to be asked once more: one brings a process back, or one knows of a newer incarnation of a rank than the
+/// one of which another node speaks.
 fn is_void(answers: &[LineAnswer]) -> bool {
     let mut newest: BTreeMap<Rank, Incarnation> = BTreeMap::new();
     for (rank, incarnation) in answers.iter().flat_map(|answer| &answer.has) {
@@ -258,7 +264,8 @@ impl JobLines {
         }
     }
 
-    /// A rank makes no image of this line, or, with 0, of any that is under way, because it is lost. While images are made no node was asked, so none remembers the line.
+    /// A rank makes no image of this line, or, with 0, of any that is under way, because it is lost. While images are made no
+    /// node was asked, so none remembers the line.
     pub(super) fn handle_failed(&mut self, now: Duration, line: u64) -> Option<Step> {
         ((line == self.line || line == 0) && matches!(self.phase, Phase::Making { .. })).then(|| self.give_up(now))
     }

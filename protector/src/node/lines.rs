@@ -1,4 +1,5 @@
-//! Recovery lines ([`line`](super::line)): what a node remembers of them, what its home does about them, and what its hosts and its log service have to do with them.
+//! Recovery lines ([`line`](super::line)): what a node remembers of them, what its home does about them, and what its hosts and
+//! its log service have to do with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -125,7 +126,8 @@ impl Node {
         self.lines.jobs.insert(job, (epoch, JobLines::new(first)));
     }
 
-    /// The time between two lines; none: they are made when they are wanted. Where it is computed it follows what the images of rank 0 cost, as far as that is known here.
+    /// The time between two lines; none: they are made when they are wanted. Where it is computed it follows what the images of
+    /// rank 0 cost, as far as that is known here.
     fn line_interval(&self, job: JobId) -> Option<Duration> {
         match self.homes.get(&job)?.spec().protection.interval {
             Interval::Never => None,

@@ -1,11 +1,11 @@
-//! The lives of a job: the first begins with its start, each other one when it is resumed. What hosts, protectors and homes say of one life may be on its way still when the next one
-//! has begun, on a link that is broken for a while: of a rank that has ended, for example, and is back. So whatever they say of a job that was resumed says of which life, and a node
-//! hears nothing of a life before the newest that it knows.
+//! The lives of a job. The first life begins at the start, each later one at a resume. Late messages of an earlier life may still
+//! arrive, over a link that was broken for a while: of a rank that had ended, for example, and is back. So each message of a
+//! resumed job names its life, and nodes drop older ones.
 //!
 //! Every member knows of a life before anything of it begins ([`Query::Revive`]). A node that joins later learns it from the first message of a node that does.
 //!
-//! Before a life begins a command gives to log services what they are to have of it. If the command ends its node tells all that this is of no use. If that node is lost each node forgets
-//! by itself what it was given, unless the home has said before that the job goes on: nobody else may know that anything was given.
+//! Before a life begins, a command gives the log services what they are to have of it. If the command dies, its node tells all to
+//! discard what it gave. If that node dies too, each node discards it, unless the home has said that the job goes on.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -103,8 +103,9 @@ impl Node {
         self.lives.giver(job).is_some_and(|giver| *giver == Giver::Lost)
     }
 
-    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and these commands are not heard any more. A job may have gone
-    /// on though nothing was given here for it: its processes speak as later incarnations than the command.
+    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and
+    /// these commands are not heard any more. A job may have gone on though nothing was given here for it: its processes speak as
+    /// later incarnations than the command.
     pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
         for at in 0..self.lives.0.len() {
             let Life { job, giver: Giver::Node(node, incarnations), .. } = &self.lives.0[at] else { continue };
@@ -147,8 +148,8 @@ impl Node {
     }
 }
 
-/// The job of which a message tells something, or orders something, that holds for one of its lives alone. What commands say counts whenever it comes; questions that change nothing,
-/// too.
+/// The job of which a message tells something, or orders something, that holds for one of its lives alone. What commands say
+/// counts whenever it comes; questions that change nothing, too.
 fn job_in(message: &PeerMessage) -> Option<JobId> {
     match message {
         PeerMessage::ToHome(

@@ -155,11 +155,11 @@ pub enum Input {
 /// Why the daemon is to end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
-    /// It left, or the whole cluster was shut down.
+    /// The node left, or the whole cluster was shut down.
     Clean,
-    /// The other nodes declared it dead: whatever it would say is not wanted any more.
+    /// The other nodes declared this one dead: whatever it would say is no longer wanted.
     Excluded(String),
-    /// It cannot join.
+    /// The node cannot join.
     Refused(String),
 }
 
@@ -188,7 +188,7 @@ pub enum Output {
     Nudge(ObserverId),
     /// Tell this node's store of logs and images.
     Store(StoreOrder),
-    /// Forget the links and numbers of a node: it is gone for ever.
+    /// Forget the links and numbers of a node: it is gone forever.
     Forget(NodeId),
     /// Log an event.
     Log(Event),

@@ -44,8 +44,8 @@ impl Node {
         }
     }
 
-    /// The host of a job is gone, and what was said of the next epoch is handled now. If the home that launched that epoch is
-    /// lost, the next home has to hear that nothing of it is here, because there is no host that would say so.
+    /// The host is gone: handle the postponed messages of the next epoch. If the home of that epoch is lost, tell the next home
+    /// that nothing of it is here; no host would.
     pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
         let Some(postponed) = self.recovery.next_homes.postponed.remove(&job) else { return };
         let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));

@@ -58,9 +58,9 @@ pub(super) struct Observers {
 /// A process of this node that runs, or ran, under the library.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    /// Its newest observer: after an exec, that of the new program.
+    /// The process's newest observer: after an exec, that of the new program.
     observer: Option<ObserverId>,
-    /// It was told its incarnation: it hears what else it is told.
+    /// The process was told its incarnation: it hears what else it is told.
     pub(super) is_welcome: bool,
     /// The process has joined before: its protector may hold something of it.
     pub(super) known: bool,
@@ -188,8 +188,8 @@ impl Node {
         self.outputs.push_back(Output::CloseObserver(observer));
     }
 
-    /// Bytes of the outbox of each process of a job here. Where the user names none and received bytes stay with their senders, the processes share an eighth of the memory: the more
-    /// there is, the fewer recovery lines are made because an outbox fills.
+    /// Bytes of the outbox of each process of a job here. Where the user names none and received bytes stay with their senders,
+    /// the processes share an eighth of the memory: the more there is, the fewer recovery lines are made because an outbox fills.
     fn outbox_of(&self, host: &Host) -> u64 {
         const MOST: u64 = 2 << 30;
         let Protection { outbox, payload, .. } = host.protection();
@@ -574,7 +574,8 @@ impl Node {
             let text = format!("{names} did not say within {} s whether a process listens at {}", LOOK_UP.as_secs(), call.to);
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
-        // Of a caller that is gone an earlier connection may lie in the backlog still: it stays expected, so that this is not taken for one of an unprotected process.
+        // Of a caller that is gone an earlier connection may lie in the backlog still: it stays expected, so that this is not
+        // taken for one of an unprotected process.
         if self.is_newest(observer, process) {
             self.tell_peer(observer, process, (ask, call), found, later);
         }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use radic_wire::limits;
 use serde_bytes::ByteBuf;
 
-/// The output of a restored rank begins behind the bytes that are known: some are lost.
+/// The output of a restored rank begins after the bytes that are known: some are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its output goes on at byte {from}, and only {known} bytes of it are known: {} are lost", .from - .known)]
 pub struct OutputLost {
@@ -85,8 +85,8 @@ impl Outlet {
         self.at >= offset || !self.open
     }
 
-    /// The program has written up to this offset. Where the stream ends, if all of that has come, the home was told of it and not of the end, and it is not printed:
-    /// the home is to be told now.
+    /// The program wrote up to `offset`. Returns the stream's end if the home must be told now: all of it has arrived, not all is
+    /// printed, and the home was not told.
     pub fn take_end_to_tell(&mut self, offset: u64) -> Option<u64> {
         let is_due = self.has_come_to(offset) && !self.is_printed_to(offset);
         (is_due && !std::mem::replace(&mut self.end_told, is_due)).then_some(self.next)

@@ -301,7 +301,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         if order.ward.fence > 0 && !point.pmi.0 {
-            // The other ranks that were there when it started have gone on: it cannot pass MPI_Init alone.
+            // The image is from before `MPI_Init` returned and the other ranks have passed the barrier: it cannot be used.
             return self.give_up_image(now, observer, process);
         }
         // Where its incarnation before had ended streams does not hold any more: this one says it itself.

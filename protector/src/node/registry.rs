@@ -91,7 +91,7 @@ impl Registry {
         self.resumed.insert(job);
     }
 
-    /// It is over.
+    /// The job is over.
     pub fn handle_over(&mut self, job: JobId) {
         self.resumed.remove(&job);
         self.forget_callers(job);
@@ -239,15 +239,16 @@ impl Registry {
         }
     }
 
-    /// The process executes another program: its old listeners mean nothing any more. Its callers stay known, here and below: one may be under way, and get a connection with a
-    /// listener that comes in the place of the one that it has called.
+    /// The process executes another program: its old listeners mean nothing any more. Its callers stay known, here and below: one
+    /// may be under way, and get a connection with a listener that comes in the place of the one that it has called.
     pub fn forget(&mut self, process: ProcessId) {
         self.forget_listeners(process);
         self.left.remove(&process);
     }
 
-    /// Nothing of the job is left here. If it is not over (`goes_on`) its callers stay known: a call to a process that has ended for a restart from the beginning may be under way, and
-    /// meet the listener of the next epoch, which refuses it by its greeting.
+    /// Nothing of the job is left here. If it is not over (`goes_on`) its callers stay known: a call to a process that has ended
+    /// for a restart from the beginning may be under way, and meet the listener of the next epoch, which refuses it by its
+    /// greeting.
     pub fn forget_job(&mut self, job: JobId, goes_on: bool) {
         self.left.retain(|process, _| process.job != job);
         if !goes_on {

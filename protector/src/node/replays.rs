@@ -4,7 +4,7 @@
 //!
 //! Progress is what it does towards the next outcome of its log: where it stands there, and how much it has sent again and received
 //! for that outcome, or, where the log is over, of what its peers have. All of that is bounded by the log. What else a process
-//! sends and receives is no progress: one that goes another way may go on with that for ever.
+//! sends and receives is no progress: one that goes another way may go on with that forever.
 //!
 //! A long computation between two outcomes is no standstill. So two other things are looked at: how much of a processor it uses
 //! without a call that finds nothing, and whether it is stopped. A process that only waits, or asks again and again, has `limit`. A
@@ -38,9 +38,9 @@ const LOOKS: u32 = 8;
 const BUSY: u32 = 100;
 const BUSY_ASKING: u32 = 2;
 
-/// [`Counters::waits`]: it waits for peers that it does not reach.
+/// [`Counters::waits`]: the process waits for peers that it does not reach.
 const OUT_OF_REACH: u64 = 1;
-/// The same: it waits for a peer that catches up itself.
+/// [`Counters::waits`]: the process waits for a peer that catches up itself.
 const CATCHES_UP: u64 = 2;
 
 /// What the kernel says of a process.
@@ -55,7 +55,7 @@ pub struct Activity {
 /// What was seen of a process that is catching up.
 #[derive(Debug)]
 pub(super) struct Watched {
-    /// Its journal: the position of its image, and the end.
+    /// The process's journal: the position of its image, and the end.
     from: u64,
     to: u64,
     /// When it was last seen to make progress, and when to do that or to compute.
@@ -208,8 +208,8 @@ impl Node {
         }
     }
 
-    /// A process that was brought back diverges from its log, or makes no progress in it: why. One that is live already finds out so late that it has no log to try again
-    /// with.
+    /// A process that was brought back diverges from its log, or makes no progress in it: why. One that is live already finds out
+    /// so late that it has no log to try again with.
     pub(super) fn handle_diverged(&mut self, now: Duration, process: ProcessId, why: String) {
         let ProcessId { job, rank } = process;
         let is_doubted = self.replays.remove(&process).is_some_and(|watched| watched.patience.is_some());
@@ -233,7 +233,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// What `look` is told after so many seconds: counters, milliseconds of a processor, whether it is stopped. None: it cannot be looked at.
+    /// What `look` is told after this many seconds: counters, milliseconds of a processor, whether it is stopped. None: it cannot be looked at.
     type Seen = Option<(Counters, u64, bool)>;
 
     /// The second in which a process is given up that catches up from 0 to 100, if it is within two thousand.

@@ -140,7 +140,8 @@ impl Node {
         }
     }
 
-    /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have told some node how that ended, and others nothing.
+    /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have
+    /// told some node how that ended, and others nothing.
     pub(super) fn finish_knows<'a>(
         &mut self,
         now: Duration,
@@ -161,7 +162,7 @@ impl Node {
             (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
             (false, false) if self.want_home(now, client) => {}
             (false, false) => {
-                // A job that was to be resumed, and has not begun: its protectors have logs that nobody needs.
+                // A job that was to be resumed, and has not begun: its protectors have logs that are no longer needed.
                 self.tell_all_removed(job);
                 let why = "with it everything is lost that was known of the job: it can only be started again";
                 self.end_orphan(client, why.to_owned());
@@ -276,7 +277,7 @@ impl Node {
                 }
                 Some(Client::Killing { .. }) => self.finish(client, Reply::Done),
                 state => {
-                    // The home may be there, and out of reach. It hears so late, but its ranks do not stay stopped for ever.
+                    // The home may be there, and out of reach. It hears so late, but its ranks do not stay stopped forever.
                     if let Some(Client::Suspending { job, .. }) = state {
                         let (job, session) = (*job, self.session(client));
                         self.send(node, PeerMessage::ToHome(job, ToHome::Detach(session)));

@@ -41,11 +41,12 @@ const ANSWER: Duration = Duration::from_secs(5);
 enum Fate {
     /// Nothing changes.
     Stays,
-    /// Another node has more of its log, or may have.
+    /// Another node has more of the process's log, or may have.
     Ends,
-    /// Its host and its protector are lost: this node is its protector.
+    /// The process's host and its protector are lost: this node is its protector.
     Falls,
-    /// Its protector is lost, but its host is not. The host may have the process, or was about to be ordered to bring it back.
+    /// The process's protector is lost, but its host is not. The host may have the process, or was about to be ordered to bring
+    /// it back.
     Asks,
 }
 
@@ -283,7 +284,7 @@ impl Node {
         };
         let stands = protected.map(waits);
         if stands == Some(false) {
-            return; // It is known by other means what has become of it.
+            return; // Another message already settled this process.
         }
         let is_mine = |protector: &NodeId| protector == self.me() || !self.is_member(protector) && self.is_next_of(host);
         match answer {

@@ -29,9 +29,9 @@ pub(super) struct Stdin {
 pub(super) enum Next {
     /// Send it to rank 0's host.
     Pass { number: u64, data: ByteBuf },
-    /// It is not the piece that is wanted: tell the terminal which one is.
+    /// The piece is not the one that is wanted: tell the terminal which one is.
     Ask,
-    /// It waits.
+    /// The piece waits.
     Wait,
 }
 

@@ -52,7 +52,7 @@ struct Cluster {
     ignore_sigterm: bool,
     /// Its process waits in the kernel, and does not end when it is killed.
     unkillable: Option<ProcessId>,
-    /// So many more processes that are brought back do not say where they stand.
+    /// This many more processes that are brought back do not say where they stand.
     mute: u32,
     /// Rank 0 does not read.
     hold_stdin: bool,
@@ -106,7 +106,7 @@ const LATENCY: Duration = Duration::from_micros(100);
 /// Where a home sits that is looked at alone.
 const SEAT: Seat = Seat { view: 1, home: BootId(1) };
 
-/// The epoch that this home gives after so many others.
+/// The epoch that this home gives after this many others.
 fn epoch(count: u32) -> Epoch {
     Epoch { view: SEAT.view, count, home: SEAT.home }
 }
@@ -324,7 +324,7 @@ impl Cluster {
                 let result = if self.broken {
                     Err(SpawnError { error: "no such file".into(), code: 127 })
                 } else {
-                    // It logs anew.
+                    // It logs from the beginning.
                     self.images.retain(|(_, process), _| *process != id(rank));
                     self.ranks.insert(id(rank), (node.clone(), Pretended::default()));
                     Ok(1000 + rank.0)
@@ -568,7 +568,7 @@ impl Cluster {
         self.nodes.values().flat_map(|n| n.events.all()).filter(|e| e.event == event).count()
     }
 
-    /// A protected job of so many ranks, each of which has joined.
+    /// A protected job of this many ranks, each of which has joined.
     fn start_protected(&mut self, ranks: u32, protection: Protection) -> JobId {
         self.hello(1, 1, Request::Run { spec: Box::new(JobSpec { protection, ..spec(ranks) }), attach: true });
         self.run_until(|c| c.ranks.len() == ranks as usize);

@@ -14,7 +14,7 @@ use super::{Action, ConnectionId, HANDSHAKE, Peers, Reason, Refusal, Role, STRAN
 use crate::link::LinkReceiver;
 use crate::node::Input;
 
-/// Acknowledge at the latest after so many messages.
+/// Acknowledge at the latest after this many messages.
 const ACK_EVERY: u64 = 64;
 
 /// A daemon that has said hello.

@@ -16,7 +16,7 @@ pub(super) struct Errand {
     address: SocketAddr,
     /// The former member that it is for; None while this daemon joins, and knows only an address.
     pub(super) to: Option<NodeId>,
-    /// Its message, as it is sent.
+    /// The errand's message, as it is sent.
     pub(super) frame: Vec<u8>,
 }
 

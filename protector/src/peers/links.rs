@@ -26,7 +26,7 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 enum Stage {
     /// Nothing waits, and there is no connection.
     Idle,
-    /// It is broken, and is tried again then.
+    /// The link is broken, and is tried again then.
     Pausing { until: Duration },
     /// A connection is being made.
     Dialing(ConnectionId),
@@ -48,7 +48,7 @@ pub(super) struct Link {
     reached: Duration,
     /// The peer is no member any more: what waits are the last words to it, and then the link ends.
     departed: bool,
-    /// No daemon listened there when it was last tried: there is nobody to hear what waits, unless one comes back.
+    /// At the last try nothing listened there, so queued messages have no receiver unless a daemon returns.
     refused: bool,
 }
 
@@ -58,7 +58,7 @@ impl Link {
         Link { address, sender, stage: Stage::Idle, backoff: BACKOFF.0, reached: now, departed: false, refused: false }
     }
 
-    /// Its connection.
+    /// The link's connection.
     pub(super) fn connection(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Dialing(id) | Stage::Up(id) | Stage::Writing(id) => Some(id),
@@ -150,7 +150,8 @@ impl Peers {
         self.check_bounds();
     }
 
-    /// Whether something waits for a node that may take it, a former member too: one that learns late that it has left waits for that in vain.
+    /// Whether messages wait for a node that may still take them. A former member counts too: if it learns late that it has left,
+    /// it waits for them in vain.
     pub fn has_unsent(&self) -> bool {
         self.errands > 0 || self.links.values().any(|link| !link.refused && !link.sender.is_empty())
     }
@@ -188,7 +189,7 @@ impl Peers {
         }
     }
 
-    /// The peer has welcomed the link, and has received so many messages of it.
+    /// The peer has welcomed the link, and has received this many messages of it.
     pub(super) fn handle_link_up(&mut self, now: Duration, id: ConnectionId, to: &NodeId, received: u64) -> Result<(), Reason> {
         let link = self.links.get_mut(to).expect("a connection of a link has one");
         link.sender.handle_connected(received).map_err(Reason::Numbers)?;
@@ -198,7 +199,7 @@ impl Peers {
         Ok(())
     }
 
-    /// The peer has received so many messages.
+    /// The peer has received this many messages.
     pub(super) fn handle_ack(&mut self, now: Duration, id: ConnectionId, to: &NodeId, received: u64) -> Result<(), Reason> {
         let link = self.links.get_mut(to).filter(|link| link.connection() == Some(id)).expect("an open connection is its link's");
         link.sender.handle_ack(received).map_err(Reason::Numbers)?;
@@ -223,8 +224,8 @@ impl Peers {
         }
     }
 
-    /// What was said on the link to a member will not all arrive, and a link that begins anew would contradict the numbers that the peer has seen. So there is none any
-    /// more: the node hears of it, and takes the member for dead.
+    /// What was said on the link to a member will not all arrive, and a link that begins again would contradict the numbers that
+    /// the peer has seen. So the link is given up: the node hears of it, and takes the member for dead.
     fn lose_link(&mut self, now: Duration, to: &NodeId, reason: Reason) {
         let text = format!("the link to {to} is lost, and so the node is taken for dead: {reason}");
         self.tell(Input::Note(EventName::Limit, text));

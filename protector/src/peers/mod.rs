@@ -85,7 +85,7 @@ pub enum Gone {
     /// The peer has closed it.
     #[error("closed by the peer")]
     Ended,
-    /// It broke.
+    /// The connection broke.
     #[error("{0}")]
     Broke(String),
     /// The peer has sent what no daemon of this cluster and version sends, and the driver has closed the connection.
@@ -96,15 +96,15 @@ pub enum Gone {
 /// Why this daemon does not let a caller in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It speaks another version.
+    /// The caller speaks another version.
     #[error("{from} speaks version {version}, this protector {PROTOCOL_VERSION}")]
     Version {
         /// The caller.
         from: NodeId,
-        /// Its version.
+        /// The caller's version.
         version: u16,
     },
-    /// It means another daemon, which may have listened here before.
+    /// The caller means another daemon, which may have listened here before.
     #[error("meant for {meant:?}, this is {me:?}")]
     Another {
         /// The node that it means.
@@ -112,7 +112,7 @@ pub enum Refusal {
         /// This one.
         me: NodeId,
     },
-    /// It has the name and the boot of this daemon.
+    /// The caller has the name and the boot of this daemon.
     #[error("it says that it is me")]
     Myself,
 }
@@ -153,7 +153,7 @@ pub enum Reason {
     /// Too much waits for the peer, or one message is too long.
     #[error("{0}")]
     Overfull(LinkError),
-    /// It was out of reach for this time.
+    /// The peer was out of reach for this time.
     #[error("it was out of reach for {} s", .0.as_secs())]
     Unreachable(Duration),
     /// The numbers of a link contradict each other.
@@ -207,7 +207,7 @@ pub enum Action {
 enum Stage {
     /// The peer's machine has not taken it.
     Connecting,
-    /// It is there. Its first frame has not come, which is the hello or the welcome.
+    /// The connection is there. Its first frame has not come, which is the hello or the welcome.
     Greeting,
     /// Both sides know each other.
     Open,

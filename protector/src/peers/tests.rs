@@ -145,7 +145,7 @@ fn what_was_acknowledged_is_not_sent_again_and_a_false_number_is_not_believed() 
     assert_eq!(
         done(&mut machine),
         "note, lost, close Numbers",
-        "no link that begins anew fits the numbers that the peer has seen"
+        "no link that begins again fits the numbers that the peer has seen"
     );
     let (mut machine, id) = link();
     machine.handle_frame(ms(2), id, &data(1));

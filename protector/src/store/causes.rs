@@ -43,7 +43,7 @@ impl Causes {
         self.forgotten.iter().map(|(rank, to)| (*rank, *to)).collect()
     }
 
-    /// Bytes from a position on, at most so many; none, if they are not held.
+    /// Bytes from a position on, at most this many; none, if they are not held.
     pub(super) fn read(&self, position: u64, most: usize) -> Option<Vec<u8>> {
         let from = usize::try_from(position.checked_sub(self.start)?).ok().filter(|from| *from <= self.bytes.len())?;
         Some(self.bytes.range(from..).take(most).copied().collect())
@@ -110,8 +110,9 @@ impl Store {
         sets.filter(|set| !set.is_empty()).collect()
     }
 
-    /// A process is lost, and others kept these sets. What of its journal is in them belongs to its log, as far as nothing lacks between; the rest is what that depends on.
-    /// Whatever depends on an outcome of the process keeps all that were before it: so what lies behind a gap is needed by no process that lives.
+    /// A process is lost, and others kept these sets. What of its journal is in them belongs to its log, as far as nothing lacks
+    /// between; the rest is what that depends on. Whatever depends on an outcome of the process keeps all that were before it: so
+    /// no process that lives needs what comes after a gap.
     pub fn learn(&mut self, id: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
         self.fence(id, incarnation);
         let Some(process) = self.processes.get(&id).filter(|process| process.is_current()) else { return };

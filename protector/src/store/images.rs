@@ -16,7 +16,7 @@ pub(super) struct Image {
     pub(super) causes: u64,
     /// Where it stands among recovery lines.
     pub(super) line: LineMark,
-    /// It lacks nothing but that the line is complete, and the node was told so.
+    /// The image lacks nothing but that the line is complete, and the node was told so.
     pub(super) is_told: bool,
     pub(super) streams: Vec<(StreamId, u64)>,
     pub(super) ended: Vec<(StreamId, u64)>,
@@ -51,7 +51,8 @@ pub(super) struct Images {
     pub(super) useless: Option<u64>,
     /// Restarts from the newest image since it was committed, or since the process was live last.
     pub(super) restores: u32,
-    /// There is no way back behind the newest image: senders of what the one before it needs have forgotten that. So it is where received bytes stay with their senders.
+    /// There is no way back to before the newest image: senders of what the one before it needs have forgotten that. So it is
+    /// where received bytes stay with their senders.
     pub(super) are_final: bool,
     /// The image that is under way.
     pub(super) incoming: Option<Image>,
@@ -62,7 +63,8 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Whether another protector has committed an image that is not here, and a process that began with an older one would lack what its peers have forgotten since.
+    /// Whether another protector has committed an image that is not here, and a process that began with an older one would lack
+    /// what its peers have forgotten since.
     pub(super) fn are_behind(&self, committed: Option<u64>) -> bool {
         self.are_final && self.newest().map(|image| image.number) < committed
     }
@@ -111,8 +113,9 @@ impl Images {
         }
     }
 
-    /// Whether the next image should be a whole one: the last increment is about as long as the longest other image of the chain, so increments save nothing, or the chain is longer than
-    /// two times its longest image. A whole one is at least as long as that: of a process whose memory grows the first image says little.
+    /// Whether the next image should be a whole one: the last increment is about as long as the longest other image of the chain,
+    /// so increments save nothing, or the chain is longer than two times its longest image. A whole one is at least as long as
+    /// that: of a process whose memory grows the first image says little.
     pub(super) fn wants_whole(&self) -> bool {
         let lengths: Vec<u64> = self.chain().iter().map(|image| image.content.end()).collect();
         let Some((last, others)) = lengths.split_last() else { return false };

@@ -12,7 +12,7 @@ pub(super) struct Lines {
     epoch: Epoch,
     /// The newest that is complete.
     complete: u64,
-    /// Those after the first, up to the second, are given up.
+    /// The lines after the first number, up to the second, are given up.
     given_up: (u64, u64),
 }
 

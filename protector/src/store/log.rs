@@ -178,7 +178,7 @@ impl Log {
         Some((position, bytes))
     }
 
-    /// The same, but nothing from `end` on.
+    /// What is to be written next, but nothing from `end` on.
     pub fn unwritten_before(&mut self, end: u64, most: usize) -> Option<(u64, Bytes)> {
         let before = end.min(self.end).saturating_sub(self.handed);
         self.unwritten(most.min(usize::try_from(before).unwrap_or(usize::MAX)))

@@ -436,7 +436,8 @@ impl Store {
         }
     }
 
-    /// A new life of the job begins with this incarnation of this rank: what is left of the life before is not heard, though nothing is held of it here (G4).
+    /// A new life of the job begins with this incarnation of this rank: what is left of the last life is not heard, though
+    /// nothing is held of it here (G4).
     pub fn refuse_before(&mut self, id: ProcessId, first: Incarnation) {
         self.first.insert(id, first);
     }
@@ -446,7 +447,7 @@ impl Store {
         self.first.retain(|process, _| process.job != job);
     }
 
-    /// The process lives again: its newest image restores.
+    /// The process is live again: its newest image restores.
     pub fn handle_live(&mut self, id: ProcessId) {
         self.processes.get_mut(&id).into_iter().for_each(|process| process.images.restores = 0);
     }
@@ -556,7 +557,8 @@ impl Store {
         held.map_or(0, |stream| stream.stable)
     }
 
-    /// Whether what is held of a process lacks something of what it has said elsewhere, if its log goes on from these positions, and a protector has said that this image of it is committed.
+    /// Whether this log misses something that the process shipped to another protector, judged by its positions and by the newest
+    /// image that a protector committed.
     pub fn is_behind(&self, process: ProcessId, journal: u64, payload: u64, committed: Option<u64>) -> bool {
         self.processes.get(&process).is_some_and(|process| process.is_behind(journal, payload, committed))
     }

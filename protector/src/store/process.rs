@@ -40,7 +40,7 @@ pub(super) struct Process {
     pub(super) role: Role,
     /// Bound of its log, if it is not [`Config::log`](super::Config::log).
     pub(super) bound: Option<u64>,
-    /// Its program has ended. No image will shorten the log, so what it received is acknowledged over the bound.
+    /// The process's program has ended. No image will shorten the log, so what it received is acknowledged over the bound.
     pub(super) closing: bool,
     pub(super) kept: Option<Kept>,
     /// Nothing more will come, so everything goes to files.

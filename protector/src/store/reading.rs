@@ -134,8 +134,8 @@ impl Store {
         held.is_some_and(|stream| stream.closed || offset < stream.held())
     }
 
-    /// Whether unit `offset` of a stream is covered by the receiver's image of a recovery line that counts as soon as this log hears that lines up to this one are complete (for tests of
-    /// G2).
+    /// Whether unit `offset` of a stream is covered by the receiver's image of a recovery line that counts as soon as this log
+    /// hears that lines up to this one are complete (for tests of G2).
     pub fn holds_by_line(&self, receiver: ProcessId, stream: StreamId, offset: u64, line: u64) -> bool {
         let image = self.processes.get(&receiver).and_then(|process| process.images.incoming.as_ref());
         let image = image.filter(|image| image.is_told && image.line.newest <= line);

@@ -39,8 +39,8 @@ impl Store {
         self.send(to, &FromProtector::ImageRefused { image });
     }
 
-    /// The process has this image under way. If it is not here, it is about to begin, or its connection broke. If it is whole, and waits for its recovery line, that is told once more: the
-    /// node may not have known the process when it was told.
+    /// The process has this image under way. If it is not here, it is about to begin, or its connection broke. If it is whole,
+    /// and waits for its recovery line, that is told once more: the node may not have known the process when it was told.
     pub(super) fn handle_under_way(&mut self, id: ProcessId, image: Option<u64>) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let images = &process.images;

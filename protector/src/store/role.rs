@@ -26,18 +26,18 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// It is said hello to, and counts for what is stable here already.
+    /// The replica is said hello to, and counts for what is stable here already.
     pub(super) fn at(journal: u64, payload: u64) -> Replica {
         Replica { journal, payload, causes: 0, owed: 1 }
     }
 
-    /// It is said hello to for the next incarnation, whose payload begins at 0.
+    /// The replica is said hello to for the next incarnation, whose payload begins at 0.
     pub(super) fn renew(&mut self) {
         self.payload = 0;
         self.owed += 1;
     }
 
-    /// It has answered a hello. It may have had all of the log before it was told, and says so only once.
+    /// The replica has answered a hello. It may have had all of the log before it was told, and says so only once.
     pub(super) fn handle_welcome(&mut self, journal: u64, payload: u64) {
         self.owed = self.owed.saturating_sub(1);
         self.handle_journal(journal);

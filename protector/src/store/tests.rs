@@ -20,7 +20,7 @@ fn speaker(incarnation: u32) -> Speaker {
     Speaker { process, incarnation: Incarnation::restarted(incarnation) }
 }
 
-/// It was launched in the epoch that its home gave after so many others.
+/// It was launched in the epoch that its home gave after this many others.
 fn launched(count: u32) -> Speaker {
     let epoch = Epoch { view: 1, count, home: BootId(1) };
     Speaker { incarnation: Incarnation::launched_in(epoch), ..speaker(0) }
@@ -30,7 +30,8 @@ fn stream(number: u64) -> StreamId {
     StreamId { connection: ConnectionId { opener: speaker(0).process, number }, from_opener: false }
 }
 
-/// A job was suspended and goes on. Its logs here were forgotten, and a process of the life before that still runs says hello: it is told that there is a later one (G4).
+/// A job was suspended and goes on. Its logs here were forgotten, and a process of the life before that still runs says hello: it
+/// is told that there is a later one (G4).
 #[test]
 fn of_a_rank_that_was_resumed_no_earlier_incarnation_is_heard() {
     let mut store = Store::new(CONFIG);
@@ -283,7 +284,7 @@ fn a_full_log_asks_for_an_image_once() {
     assert_eq!(said(&mut store).iter().filter(|said| *said == "ImageWanted").count(), 1);
 }
 
-/// A process at its end is in no checkpoint any more: it would wait for ever for one that lets its payload be acknowledged.
+/// A process at its end is in no checkpoint any more: it would wait forever for one that lets its payload be acknowledged.
 #[test]
 fn a_process_at_its_end_is_acknowledged_over_the_bound() {
     let mut store = begun(CONFIG);

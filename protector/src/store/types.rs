@@ -24,7 +24,7 @@ pub struct Config {
 pub struct Speaker {
     /// The process.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The process's incarnation.
     pub incarnation: Incarnation,
 }
 
@@ -52,7 +52,7 @@ impl File {
 pub struct Write {
     /// Which file.
     pub file: File,
-    /// Their position in the sequence. Where the file begins is the driver's affair.
+    /// The bytes' position in the sequence. Where the file begins is the driver's affair.
     pub position: u64,
     /// The bytes.
     pub bytes: Bytes,
@@ -67,7 +67,7 @@ pub enum Output {
     Forward(ProcessId, Vec<u8>),
     /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`](super::Store::handle_verified).
     Verify(ProcessId, u64),
-    /// Read so many bytes from the file and send them to the observer, as journal or payload.
+    /// Read this many bytes from the file and send them to the observer, as journal or payload.
     Read(Speaker, File, u64, usize),
     /// Ask the receiver's protector for [`Store::stable_of`](super::Store::stable_of) and send the answer to the observer.
     AskStable(Speaker, StreamId),
@@ -101,7 +101,7 @@ pub enum Notice {
 pub enum Place {
     /// Here.
     Memory(Vec<u8>),
-    /// In this file, so many bytes from the position.
+    /// In this file, this many bytes from the position.
     File(File, usize),
 }
 
@@ -129,7 +129,7 @@ pub struct Usage {
 pub struct Restart {
     /// The images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
-    /// Their numbers.
+    /// The numbers of the images.
     pub range: ImageRange,
     /// The journal position of the last.
     pub cut: u64,
@@ -169,7 +169,7 @@ pub enum StoreError {
         /// The incarnation that may speak.
         newest: Incarnation,
     },
-    /// It contradicts what came before.
+    /// The message contradicts what came before.
     #[error("{process}: {what}")]
     Contradiction {
         /// The process.

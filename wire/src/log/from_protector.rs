@@ -72,7 +72,7 @@ pub enum FromProtector<'a> {
     Held {
         /// Each stream and the offset up to which it is held; its end counts as one unit.
         streams: CutStreams<'a>,
-        /// Those of them that have ended, and the offset after the last byte.
+        /// The streams of these that have ended, and the offset after the last byte.
         ended: CutStreams<'a>,
     },
     /// The peer of this connection will never need it again.

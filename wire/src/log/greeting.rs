@@ -10,9 +10,9 @@ use crate::ids::{Incarnation, ProcessId};
 /// Both ends of a connection, as the program that has opened it sees them: where processes have moved, the sockets have others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// Its own.
+    /// The opener's own end.
     pub from: SocketAddr,
-    /// The other one's.
+    /// The acceptor's end.
     pub to: SocketAddr,
 }
 
@@ -22,7 +22,7 @@ pub struct Ends {
 pub struct Greeting {
     /// The sender.
     pub process: ProcessId,
-    /// Its incarnation.
+    /// The greeting process's incarnation.
     pub incarnation: Incarnation,
     /// About which connection.
     pub connection: ConnectionId,
@@ -32,8 +32,8 @@ pub struct Greeting {
     pub received: u64,
     /// The offset up to which the sender's protector holds that direction: bytes before it need not be kept any longer.
     pub stable: u64,
-    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the receiver wanted nothing more in an
-    /// earlier incarnation.
+    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the
+    /// receiver wanted nothing more in an earlier incarnation.
     pub kept: u64,
     /// The offset after the last byte of the sender's own direction, if it has ended that.
     pub finish: Option<u64>,

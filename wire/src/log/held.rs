@@ -9,7 +9,7 @@ use crate::ids::{Incarnation, ProcessId, Rank};
 /// One of the sequences that a log service holds for a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LogPart {
-    /// Its journal: determinants, by position.
+    /// The process's journal: determinants, by position.
     Journal,
     /// What it has received on a stream, by offset.
     Stream(StreamId),
@@ -24,7 +24,7 @@ pub enum LogPart {
 pub struct HeldLog {
     /// The process.
     pub process: ProcessId,
-    /// Its newest incarnation.
+    /// The process's newest incarnation.
     pub incarnation: Incarnation,
     /// Whether a restart would take it: no other protector has had what the process does.
     pub current: bool,
@@ -43,8 +43,8 @@ pub struct HeldLog {
 }
 
 impl HeldLog {
-    /// Logs of two ranks whose newest committed images do not go together: the first one's is its image of a recovery line, and so leaves out what the other one has received by its own of
-    /// that line; but the other one's is of before.
+    /// Finds two ranks whose newest images do not fit: one is of a recovery line and omits what the other received up to that
+    /// line; the other's image is older.
     pub fn of_two_lines<'a>(logs: impl IntoIterator<Item = &'a HeldLog>) -> Option<(&'a HeldLog, &'a HeldLog)> {
         let known: Vec<_> = logs.into_iter().filter_map(|log| Some((log, log.committed()?.line))).collect();
         let (first, newest) = known.iter().filter(|(_, line)| line.joins).max_by_key(|(_, line)| line.newest)?;
@@ -73,15 +73,15 @@ pub struct HeldStream {
 /// An image in a [`HeldLog`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldImage {
-    /// Its number.
+    /// The image's number.
     pub image: u64,
     /// The image that it is an increment of.
     pub parent: Option<u64>,
     /// The journal position that it corresponds to.
     pub cut: u64,
-    /// Its length so far, in bytes.
+    /// The image's length so far, in bytes.
     pub bytes: u64,
-    /// Where it stands among the recovery lines of its job.
+    /// Where the image stands among the recovery lines of its job.
     pub line: LineMark,
     /// What became of it.
     pub state: ImageState,
@@ -103,8 +103,8 @@ pub struct ImageRange {
 pub struct LineMark {
     /// The newest line for which the process had made its image, this one included; 0: none.
     pub newest: u64,
-    /// It is the process's image of that line: it leaves out what peers have received by theirs, so it counts when all ranks have one. Others hold all that is kept for
-    /// peers, and count by themselves.
+    /// The image is the process's image of that line: it leaves out what peers have received by theirs, so it counts when all
+    /// ranks have one. Other images hold all that is kept for peers, and count by themselves.
     pub joins: bool,
 }
 
@@ -112,7 +112,7 @@ pub struct LineMark {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageState {
-    /// It is on its way, being verified, or waits for the replica.
+    /// The image is on its way, being verified, or waits for the replica.
     UnderWay,
     /// A restart begins with it, or needs it for that.
     Committed,

@@ -16,7 +16,7 @@ pub enum ToProtector<'a> {
     Hello {
         /// The sender.
         process: ProcessId,
-        /// Its incarnation.
+        /// The process's incarnation.
         incarnation: Incarnation,
         /// What the observer still has of its journal.
         journal: Span,
@@ -24,7 +24,8 @@ pub enum ToProtector<'a> {
         payload: Span,
         /// The image that is under way on a connection of its own.
         image: Option<u64>,
-        /// The newest image of which a protector has said that it is committed. Where received bytes stay with their senders, these may have forgotten what an older one needs.
+        /// The newest image of which a protector has said that it is committed. Where received bytes stay with their senders,
+        /// these may have forgotten what an older one needs.
         committed: Option<u64>,
     },
     /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
@@ -34,8 +35,8 @@ pub enum ToProtector<'a> {
         /// The codes.
         bytes: &'a [u8],
     },
-    /// The same, with causes that are new to the protector: what the journal depends on from here on. None of the two is held without the other, so neither a log nor what is
-    /// brought back from it depends on what the log cannot produce.
+    /// The journal goes on, with causes that are new to the protector: what the journal depends on from here on. None of the two
+    /// is held without the other, so neither a log nor what is brought back from it depends on what the log cannot produce.
     JournalAfter {
         /// Position of the first byte.
         position: u64,
@@ -66,7 +67,7 @@ pub enum ToProtector<'a> {
     },
     /// An image begins.
     ImageBegin {
-        /// Its number, ascending over all incarnations.
+        /// The image's number, ascending over all incarnations.
         image: u64,
         /// The image that it is an increment of.
         parent: Option<u64>,
@@ -80,7 +81,7 @@ pub enum ToProtector<'a> {
         line: LineMark,
         /// Where each stream stood that was being received; [`u64::MAX`]: closed, it is never read again.
         streams: CutStreams<'a>,
-        /// Those of them of which the image covers the end, and the offset after the last byte.
+        /// The streams of these of which the image covers the end, and the offset after the last byte.
         ended: CutStreams<'a>,
     },
     /// This image is under way: its connection was admitted. If that breaks before the image has begun on it, its number is known here.
@@ -101,7 +102,7 @@ pub enum ToProtector<'a> {
     ImageEnd {
         /// Which.
         image: u64,
-        /// Its length, in bytes.
+        /// The image's length, in bytes.
         length: u64,
     },
     /// The image will not be completed.
@@ -182,7 +183,8 @@ impl<'a> ToProtector<'a> {
         ToProtector::Hello { process, incarnation, journal, payload, image: None, committed: None }
     }
 
-    /// The beginning of an image by itself, whose process depends on no causes, and had made its images of the lines up to `line`. `cut` and `payload` are where its logs stood.
+    /// The beginning of an image by itself, whose process depends on no causes, and had made its images of the lines up to
+    /// `line`. `cut` and `payload` are where its logs stood.
     pub fn image_by_itself(
         image: u64,
         parent: Option<u64>,

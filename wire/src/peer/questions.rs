@@ -17,7 +17,7 @@ use crate::process::{Place, Protection, StreamEnd};
 /// What a node knows of deaths that concern a job. As long as it is the same, the node knows of no other.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deaths {
-    /// Its view: the nodes that are dead.
+    /// The node's view: the nodes that are dead.
     pub view: u64,
     /// How many processes of the job have ended there, in whatever way.
     pub processes: u64,
@@ -90,12 +90,12 @@ pub enum Query {
     Listener {
         /// The caller's connection.
         connection: ConnectionId,
-        /// Its end.
+        /// The caller's end of the connection.
         from: SocketAddr,
-        /// Where it calls.
+        /// Where the caller calls.
         to: SocketAddr,
     },
-    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
+    /// Which of your processes (not the asking one) still counts as the listener at this address, though it moved?
     Claim {
         /// The process that has got this address from the kernel.
         process: ProcessId,
@@ -153,23 +153,25 @@ pub enum Query {
     Line {
         /// The job.
         job: JobId,
-        /// Its epoch.
+        /// The job's epoch.
         epoch: Epoch,
         /// The step.
         step: LineStep,
     },
-    /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes that your processes and your log service hold.
+    /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes
+    /// that your processes and your log service hold.
     Causes {
         /// The job.
         job: JobId,
-        /// Its epoch: what is of another one counts for nothing.
+        /// The job's epoch: what is of another one counts for nothing.
         epoch: Epoch,
         /// The ranks.
         lost: Vec<(Rank, Incarnation)>,
     },
     /// Which deaths do you know of that concern this epoch of the job?
     Deaths(JobId, Epoch),
-    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
+    /// Do you run this process, or bring it back? Its protector is lost. If not, reject restart orders for this incarnation and
+    /// earlier ones that may still be under way.
     Hosts(ProcessId, Incarnation),
 }
 
@@ -188,7 +190,7 @@ pub enum Answer {
     Listener {
         /// The process that listens, if one does.
         process: Option<ProcessId>,
-        /// It has moved: where to connect instead.
+        /// Where to connect instead, if the process has moved.
         at: Option<SocketAddr>,
         /// A process that may have listened there is about to be back.
         away: bool,
@@ -284,19 +286,20 @@ pub enum LineStep {
 /// What a node says of a job's recovery lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineAnswer {
-    /// The newest line that it remembers to be complete; 0: none.
+    /// The newest line that the node remembers to be complete; 0: none.
     pub recorded: u64,
     /// The newest line of which there is anything.
     pub newest: u64,
-    /// It brings a process back, or has not kept its promise: ask again.
+    /// The node brings a process back, or has not kept its promise: ask again.
     pub is_busy: bool,
-    /// Ranks that it protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that it hosts which have come to their ends. With the incarnation of which that is true.
+    /// Ranks that the node protects which have an image of the line, or a later one. To `PromiseEnd`: ranks that the node hosts
+    /// which have come to their ends. With the incarnation of which that is true.
     pub has: Vec<(Rank, Incarnation)>,
-    /// Ranks that it protects which have images, but none of the line, and are not going to.
+    /// Ranks that the node protects which have images, but none of the line, and are not going to.
     pub lacks: Vec<Rank>,
-    /// Ranks that were brought back, as far as it knows. What is said of an earlier incarnation of one does not count.
+    /// Ranks that were brought back, as far as the node knows. What is said of an earlier incarnation of one does not count.
     pub restarted: Vec<(Rank, Incarnation)>,
-    /// It remembers that all ranks have come to their ends.
+    /// How the job ends, if the node remembers that all ranks have come to their ends.
     pub end: Option<JobEnd>,
 }
 
@@ -311,17 +314,17 @@ pub struct Flow {
     pub bytes: u64,
 }
 
-/// What a protector says of itself.
+/// What a node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The ranks it hosts.
+    /// The ranks that the node hosts.
     pub ranks: Vec<RankInfo>,
-    /// Its protected processes, running ones and some that have ended.
+    /// The node's protected processes, running ones and some that have ended.
     pub processes: Vec<ProcessInfo>,
-    /// The jobs it is the home of, ended ones too.
+    /// The jobs whose home is the node, ended ones too.
     pub jobs: Vec<JobInfo>,
-    /// Its resident memory, in bytes.
+    /// The resident memory of the daemon, in bytes.
     pub memory: u64,
-    /// Its process id.
+    /// The process id of the daemon.
     pub pid: u32,
 }

@@ -21,7 +21,7 @@ fn pointer(mask: Option<&sigset_t>) -> *const sigset_t {
     mask.map_or(ptr::null(), ptr::from_ref)
 }
 
-/// A span of time; none: for ever.
+/// A span of time; none: forever.
 fn span(nanoseconds: Option<u64>) -> Option<timespec> {
     let split = |ns: u64| timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
     nanoseconds.map(split)
@@ -42,7 +42,7 @@ pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>
     } as c_int)
 }
 
-/// Waits for events; in nanoseconds, none: for ever.
+/// Waits for events; in nanoseconds, none: forever.
 pub fn epoll_within(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let whole = time.map(|ns| (ns / 1_000_000, ns % 1_000_000));
@@ -75,7 +75,7 @@ pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Er
     } as c_int)
 }
 
-/// Waits until one of `fds` is ready; in nanoseconds, none: for ever.
+/// Waits until one of `fds` is ready; in nanoseconds, none: forever.
 pub fn poll_within(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let time = span(time);
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);

@@ -81,7 +81,7 @@ pub(super) enum Came {
     New,
     /// All of it came before. The host was told up to this offset.
     Before { taken: u64 },
-    /// So many bytes before it are missing.
+    /// This many bytes before it are missing.
     Gap(u64),
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Relay {
     pressed: BTreeSet<(Rank, OutputStream)>,
     /// Streams that have ended, of ranks whose hosts wait: of these hosts keep nothing for a terminal that may never come.
     ended: BTreeSet<(Rank, OutputStream)>,
-    /// Pieces that are taken may stand behind pieces that are not.
+    /// Pieces that are taken may stand after pieces that are not.
     mixed: bool,
     effects: VecDeque<Effect>,
 }
@@ -202,7 +202,7 @@ impl Relay {
         }
     }
 
-    /// Puts a piece behind all that waits.
+    /// Puts a piece after all that waits.
     fn add(&mut self, piece: Piece) {
         self.waiting_bytes += piece.cost();
         self.waiting.push_back(piece);
@@ -222,7 +222,7 @@ impl Relay {
         self.under_way_bytes = 0;
     }
 
-    /// The terminal has printed so many bytes.
+    /// The terminal has printed this many bytes.
     pub(super) fn handle_printed(&mut self, bytes: u64) {
         // A terminal that claims more than it was sent counts as having printed all of it.
         let bytes = (bytes as usize).min(self.under_way_bytes);
@@ -272,7 +272,7 @@ impl Relay {
 
     /// No host need keep anything of what waits.
     pub(super) fn take_all(&mut self) {
-        // Pieces that are not taken stand behind the others, except after `relieve`.
+        // Pieces that are not taken stand after the others, except after `relieve`.
         let last = self.waiting.iter().rposition(|piece| piece.taken).filter(|_| !self.mixed);
         self.mixed = false;
         let from = last.map_or(0, |last| last + 1);
@@ -301,7 +301,7 @@ impl Relay {
         (self.waiting, self.mixed) = (waiting, true);
     }
 
-    /// Its host need not keep a piece any more.
+    /// The host of the piece's rank may drop the piece from now on.
     fn take(&mut self, piece: &mut Piece) {
         if !std::mem::replace(&mut piece.taken, true) {
             let progress = self.progress.entry((piece.rank, piece.stream)).or_default();

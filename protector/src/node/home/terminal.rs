@@ -11,7 +11,7 @@ use super::suspending::Stage;
 use super::{Home, Phase};
 
 impl Home {
-    /// A node is lost, and the terminals on it with it. Without this, the output would wait for ever for such a terminal to
+    /// A node is lost, and the terminals on it with it. Without this, the output would wait forever for such a terminal to
     /// print.
     pub fn handle_terminal_lost(&mut self, node: &NodeId) {
         self.lose_terminal(node);

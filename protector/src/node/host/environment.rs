@@ -18,7 +18,7 @@ pub struct HostEnvironment {
     /// The interface that carries the address. Empty if no interface of this machine does, for example behind address
     /// translation.
     pub iface: String,
-    /// Its network, as `a.b.c.d/len`.
+    /// The interface's network, as `a.b.c.d/len`.
     pub prefix: String,
     /// Path of `libradic_pmi.so`.
     pub radic_pmi: String,

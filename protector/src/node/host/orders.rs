@@ -21,22 +21,22 @@ pub struct Crash {
 pub struct SpawnOrder {
     /// The program.
     pub program: ByteBuf,
-    /// Its arguments, the first being its name.
+    /// The program's arguments, the first being its name.
     pub args: Vec<ByteBuf>,
-    /// Its whole environment except `PMI_FD`.
+    /// The process's whole environment except `PMI_FD`.
     pub env: Vec<(ByteBuf, ByteBuf)>,
-    /// Its working directory.
+    /// The process's working directory.
     pub dir: ByteBuf,
-    /// The name of its key space.
+    /// The name of the process's key space.
     pub kvsname: String,
-    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
+    /// Whether the process's standard input is a pipe from the daemon. Otherwise it is empty.
     pub stdin: bool,
-    /// Its file mode creation mask.
+    /// The process's file mode creation mask.
     pub umask: u32,
     /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
     /// puts everything back where it was.
     pub library: Option<String>,
-    /// Its messages are protected: it waits for its log service again and again.
+    /// The process's messages are protected: it waits for its log service again and again.
     pub is_protected: bool,
 }
 

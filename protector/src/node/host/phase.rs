@@ -24,12 +24,12 @@ pub(super) enum Cause {
 /// What comes next for ranks of an ended host that have not ended themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// They are killed then.
+    /// The ranks are killed then.
     Kill(Duration),
-    /// They were killed. The terminal is told then which have not ended.
+    /// The ranks were killed. The terminal is told then which have not ended.
     Notice(Duration),
-    /// They count as ended then: the kernel lets a process that was killed do nothing more, but it may keep it for as long as a disk
-    /// or a file server does not answer.
+    /// The ranks count as ended then: the kernel lets a process that was killed do nothing more, but it may keep it for as long
+    /// as a disk or a file server does not answer.
     GiveUp(Duration),
     /// All count as ended.
     Nothing,
@@ -48,13 +48,14 @@ impl Next {
 /// See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostPhase {
-    /// Its ranks run, or are to be started or brought back.
+    /// The host's ranks run, or are to be started or brought back.
     Open,
-    /// It was ended, all its ranks had ended by themselves, and then the home was lost. The next home says when the job is over.
+    /// The host was ended, all its ranks had ended by themselves, and then the home was lost. The next home says when the job is
+    /// over.
     Reopened(Cause),
-    /// Its ranks are being ended.
+    /// The host's ranks are being ended.
     Ending { cause: Cause, next: Next },
-    /// All ranks have ended and all that they have printed is taken. The host is nothing any more.
+    /// All ranks have ended and all that they have printed is taken. The host has nothing more to do.
     Over(Cause),
 }
 

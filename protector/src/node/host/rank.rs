@@ -31,15 +31,15 @@ pub(super) const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStrea
 /// What there is of a rank's process.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Phase {
-    /// It is to be started here.
+    /// The process is to be started here.
     Starting,
-    /// It is being brought back, and has not said yet where it stands. There is a process if there is a number.
+    /// The process is being brought back, and has not said yet where it stands. There is a process if there is a number.
     Returning { pid: Option<u32>, limit: Limit },
-    /// It runs.
+    /// The process runs.
     Running { pid: u32 },
-    /// It has crashed, and its protector is to bring it back. There is no process.
+    /// The process has crashed, and the rank's protector is to bring it back. There is no process.
     Lost(Crash),
-    /// It has ended.
+    /// The process has ended.
     Exited(Exit),
 }
 
@@ -47,21 +47,21 @@ pub(super) enum Phase {
 /// for a file of its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit {
-    /// This long, from its start on.
+    /// The process may take this long, from its start on.
     Takes(Duration),
-    /// It is killed then.
+    /// The process is killed then.
     Kill(Duration),
-    /// It was killed. If it has not ended then, it cannot be brought back here.
+    /// The process was killed. If it has not ended then, it cannot be brought back here.
     GiveUp(Duration),
 }
 
 /// How a process has ended, and which nodes know.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exit {
-    /// The number that it had, if it was started.
+    /// The number that the process had, if it was started.
     pub(super) pid: Option<u32>,
     pub(super) status: ExitStatus,
-    /// Since when its output is waited for.
+    /// Since when the process's output is waited for.
     pub(super) at: Duration,
     /// Set if the rank is to be brought back once its output was read.
     pub(super) crashed: Option<Crash>,
@@ -71,24 +71,25 @@ pub(super) struct Exit {
 /// Which nodes know how a rank has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reported {
-    /// None: its output is still being read.
+    /// No node: the rank's output is still being read.
     No,
     /// The home knows in another way: the rank was not started, or cannot be brought back.
     Otherwise,
-    /// The home was told that it has ended by itself.
+    /// The home was told that the rank has ended by itself.
     Home(ExitStatus, MpiPhase),
-    /// Its protector was told, too: nothing that it has printed is only here.
+    /// The rank's protector was told, too: nothing that the rank has printed is only here.
     Protector(ExitStatus, MpiPhase),
 }
 
 /// What a rank needs of the log that it was brought back with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OldLog {
-    /// It has not caught up. `read`: it needs nothing more of the log all the same, because it has executed another program.
+    /// The rank has not caught up. `read`: it needs nothing more of the log all the same, because it has executed another
+    /// program.
     CatchingUp { read: bool },
-    /// It is live, but only that log has what its program has not taken yet.
+    /// The rank is live, but only that log has what its program has not taken yet.
     Needed,
-    /// It is live and needs nothing of an old log, or was never brought back.
+    /// The rank is live and needs nothing of an old log, or was never brought back.
     Done,
 }
 
@@ -98,9 +99,9 @@ pub(super) enum Verdict {
     None,
     /// `radic inject kill-rank`: the rank is killed and brought back, however often. That is no crash of the program.
     KilledAsAsked,
-    /// Its library has broken the protocol: the rank is killed and stays dead.
+    /// The rank's library has broken the protocol: the rank is killed and stays dead.
     Broken,
-    /// It cannot be brought back. If there was a process all the same, it was killed, and stays dead.
+    /// The rank cannot be brought back. If there was a process all the same, it was killed, and stays dead.
     Hopeless {
         killed: bool,
     },
@@ -115,15 +116,15 @@ pub(super) struct LocalRank {
     pub(super) outlets: [Outlet; 2],
     /// Number of fences that the rank was let out of.
     pub(super) fences: u64,
-    /// Its recent crashes: when, and by which signal.
+    /// The rank's recent crashes: when, and by which signal.
     crashes: Vec<(Duration, i32)>,
     /// How often in a row the rank has died between its restore and the event `live`.
     failed_restores: u32,
-    /// It has diverged from its log already since it was last live.
+    /// The rank has diverged from its log already since it was last live.
     diverged: bool,
     /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
-    /// Its program has come to its end, and its process waits; and whether the home was told.
+    /// The rank's program has come to its end, and its process waits; and whether the home was told.
     pub(super) end: Option<(ProgramEnd, bool)>,
 }
 
@@ -161,7 +162,7 @@ impl LocalRank {
         }
     }
 
-    /// How its process has ended, if it has.
+    /// How the rank's process has ended, if it has.
     pub(super) fn exit(&self) -> Option<Exit> {
         if let Phase::Exited(exit) = self.phase { Some(exit) } else { None }
     }
@@ -170,12 +171,12 @@ impl LocalRank {
         self.exit().is_some()
     }
 
-    /// Whether it has ended, and is not to be brought back.
+    /// Whether the rank has ended, and is not to be brought back.
     pub(super) fn has_ended(&self) -> bool {
         self.exit().is_some_and(|exit| exit.crashed.is_none())
     }
 
-    /// The number of its process, while there is one.
+    /// The number of the rank's process, while there is one.
     pub(super) fn pid(&self) -> Option<u32> {
         match self.phase {
             Phase::Returning { pid, .. } => pid,
@@ -184,7 +185,7 @@ impl LocalRank {
         }
     }
 
-    /// The number that its process has, or had.
+    /// The number that the rank's process has, or had.
     pub(super) fn last_pid(&self) -> Option<u32> {
         self.pid().or(self.exit().and_then(|exit| exit.pid))
     }
@@ -193,7 +194,7 @@ impl LocalRank {
         matches!(self.phase, Phase::Returning { .. })
     }
 
-    /// Whether it is to be brought back: there is no process, or what that has written is still being read.
+    /// Whether the rank is to be brought back: there is no process, or what that has written is still being read.
     pub(super) fn is_to_be_brought_back(&self) -> bool {
         matches!(self.phase, Phase::Lost(_)) || self.exit().is_some_and(|exit| exit.crashed.is_some())
     }
@@ -213,17 +214,17 @@ impl LocalRank {
         matches!(self.old_log, OldLog::CatchingUp { .. })
     }
 
-    /// Whether the node has killed it, and it is not to come back.
+    /// Whether the node has killed the rank, and it is not to come back.
     pub(super) fn is_killed_for_good(&self) -> bool {
         matches!(self.verdict, Verdict::Broken | Verdict::Hopeless { killed: true })
     }
 
-    /// Whether all is told of it that its home waits for.
+    /// Whether the home was told all that it waits for.
     pub(super) fn is_reported(&self) -> bool {
         self.exit().is_some_and(|exit| exit.reported != Reported::No)
     }
 
-    /// How it has ended by itself, if its home was told.
+    /// How the rank has ended by itself, if its home was told.
     pub(super) fn end(&self) -> Option<(ExitStatus, MpiPhase)> {
         match self.exit()?.reported {
             Reported::Home(status, phase) | Reported::Protector(status, phase) => Some((status, phase)),
@@ -231,18 +232,18 @@ impl LocalRank {
         }
     }
 
-    /// Whether it cannot go on without the log that it is, or was, brought back with.
+    /// Whether the rank cannot go on without the log that it is, or was, brought back with.
     pub(super) fn needs_log(&self) -> bool {
         let reads = matches!(self.old_log, OldLog::CatchingUp { read: false } | OldLog::Needed);
         self.is_to_be_brought_back() || reads && !self.has_exited()
     }
 
-    /// Whether its process waits at its end, and the home was told.
+    /// Whether the rank's process waits at its end, and the home was told.
     pub(super) fn is_at_end(&self) -> bool {
         self.end.is_some_and(|(_, is_told)| is_told) && self.pid().is_some()
     }
 
-    /// The code with which it is about to exit, if it has come to its end, all that it has printed is printed or kept elsewhere, and the home is to be told.
+    /// The exit code to report to the home: set once the rank is at its end and all output is printed or kept elsewhere.
     pub(super) fn take_end_to_tell(&mut self) -> Option<i32> {
         let (end, is_told) = self.end.as_mut().filter(|_| matches!(self.phase, Phase::Running { .. }))?;
         let is_printed = self.outlets.iter().zip(end.output).all(|(outlet, at)| outlet.is_printed_to(at));
@@ -262,7 +263,7 @@ impl LocalRank {
         self.outlets.iter_mut().for_each(Outlet::forget_end_told);
     }
 
-    /// It is not brought back, for all ranks had come to their ends.
+    /// The rank is not brought back, because all ranks had come to their ends.
     pub(super) fn exit_at_end(&mut self, status: ExitStatus, now: Duration) {
         self.exit_with(status, now);
         if let Phase::Exited(exit) = &mut self.phase {
@@ -270,7 +271,7 @@ impl LocalRank {
         }
     }
 
-    /// Its process was started.
+    /// The rank's process was started.
     pub(super) fn handle_pid(&mut self, number: u32, now: Duration) {
         match &mut self.phase {
             Phase::Returning { pid, limit } => {
@@ -284,14 +285,14 @@ impl LocalRank {
         }
     }
 
-    /// It has said where it stands.
+    /// The process that was brought back has said where it stands.
     pub(super) fn handle_returned(&mut self) {
         if let Phase::Returning { pid: Some(pid), .. } = self.phase {
             self.phase = Phase::Running { pid };
         }
     }
 
-    /// When its return has taken too long.
+    /// When the rank's return has taken too long.
     pub(super) fn limit_at(&self) -> Option<Duration> {
         match self.phase {
             Phase::Returning { limit: Limit::Kill(at) | Limit::GiveUp(at), .. } => Some(at),
@@ -299,14 +300,15 @@ impl LocalRank {
         }
     }
 
-    /// Takes the limit that it has come to, if it has come to one. If it is to be killed, `killed` is how long it may take to end.
+    /// Takes the limit that the rank's return has come to, if it has come to one. If the process is to be killed, `killed` is how
+    /// long it may take to end.
     pub(super) fn take_limit(&mut self, now: Duration, killed: Duration) -> Option<Limit> {
         self.limit_at().filter(|at| *at <= now)?;
         let Phase::Returning { limit, .. } = &mut self.phase else { return None };
         Some(std::mem::replace(limit, Limit::GiveUp(now + killed)))
     }
 
-    /// It has caught up.
+    /// The rank has caught up.
     pub(super) fn handle_live(&mut self) {
         (self.failed_restores, self.diverged) = (0, false);
         self.old_log = match self.old_log {
@@ -315,7 +317,7 @@ impl LocalRank {
         };
     }
 
-    /// It needs nothing more of its old log.
+    /// The rank needs nothing more of its old log.
     pub(super) fn handle_log_read(&mut self) {
         self.old_log = match self.old_log {
             OldLog::CatchingUp { .. } => OldLog::CatchingUp { read: true },
@@ -323,8 +325,8 @@ impl LocalRank {
         };
     }
 
-    /// It cannot be brought back. Returns whether there is a process all the same, which is to be killed: the next attempt would
-    /// start from the same.
+    /// The rank cannot be brought back. Returns whether there is a process all the same, which is to be killed: the next attempt
+    /// would start from the same.
     pub(super) fn handle_not_restored(&mut self, now: Duration) -> bool {
         self.outlets.iter_mut().for_each(Outlet::close);
         let killed = self.pid().is_some();
@@ -337,26 +339,27 @@ impl LocalRank {
         killed
     }
 
-    /// Its process has ended; what is known of an end before that stays.
+    /// The rank's process has ended; what is known of an end before that stays.
     pub(super) fn exit_with(&mut self, status: ExitStatus, at: Duration) {
         let pid = self.last_pid();
         let (crashed, reported) = self.exit().map_or((None, Reported::No), |exit| (exit.crashed, exit.reported));
         self.phase = Phase::Exited(Exit { pid, status, at, crashed, reported });
     }
 
-    /// It is told how it has ended, in this way.
+    /// Records which nodes know how the rank ended.
     pub(super) fn handle_reported(&mut self, now_reported: Reported) {
         if let Phase::Exited(exit) = &mut self.phase {
             exit.reported = now_reported;
         }
     }
 
-    /// Its library has broken the protocol, and it is killed for that.
+    /// The rank's library has broken the protocol, and the rank is killed for that.
     pub(super) fn handle_broken(&mut self) {
         self.verdict = if self.is_hopeless() { Verdict::Hopeless { killed: true } } else { Verdict::Broken };
     }
 
-    /// It has ended by this signal: what becomes of it. Returns false if it was brought back often enough.
+    /// The rank's process was ended by this signal: decides what becomes of the rank. Returns false if it was brought back often
+    /// enough.
     pub(super) fn handle_ended_by(&mut self, now: Duration, signal: i32) -> bool {
         let (crashed, goes_on) = match self.verdict {
             Verdict::KilledAsAsked => (Some(Crash { signal, live: !self.is_catching_up() }), true),
@@ -390,7 +393,8 @@ impl LocalRank {
         (self.failed_restores < RESTORES).then_some(Crash { signal, live: false })
     }
 
-    /// It diverges from its log, or makes no progress in it. Returns whether it may be tried again. That is so once, because its other threads may act in another order then.
+    /// The rank diverges from its log, or makes no progress in it. Returns whether to try again: once, because threads may
+    /// interleave differently.
     pub(super) fn handle_diverged(&mut self) -> bool {
         !std::mem::replace(&mut self.diverged, true)
     }

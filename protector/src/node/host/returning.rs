@@ -12,7 +12,7 @@ const BYTES_PER_SECOND: u64 = 10_000_000;
 /// A process that was killed has ended after this.
 const KILLED: Duration = Duration::from_secs(30);
 
-/// How long a process with images of so many bytes may take from its start until it says where it stands.
+/// How long a process with images of this many bytes may take from its start until it says where it stands.
 pub(super) fn limit(bytes: u64) -> Duration {
     BASE + Duration::from_secs(bytes / BYTES_PER_SECOND)
 }

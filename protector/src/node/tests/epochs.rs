@@ -8,9 +8,10 @@ fn begun_by(cluster: &Cluster, node: usize, job: JobId) -> Option<Epoch> {
     (home.epoch() > Epoch::FIRST).then(|| home.epoch())
 }
 
-/// The home is lost, and the next one restarts the job from its beginning: rank 0 has no image. That home is cut off in the moment in which it has begun the next epoch on its own node, before
-/// any word of that leaves it. The third home has heard of the first epoch alone, and restarts the job, too. Processes of the second home's epoch may still run behind the cut, and when it
-/// heals, processes of the third home's epoch must not take them for their own.
+/// The home is lost, and the next one restarts the job from its beginning: rank 0 has no image. That home is cut off in the
+/// moment in which it has begun the next epoch on its own node, before any word of that leaves it. The third home has heard of
+/// the first epoch alone, and restarts the job, too. Processes of the second home's epoch may still run behind the cut, and when
+/// it heals, processes of the third home's epoch must not take them for their own.
 #[test]
 fn a_home_that_is_cut_off_and_its_successor_give_different_epochs() {
     for restart_on in [RestartOn::Protector, RestartOn::Any] {

@@ -188,8 +188,9 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
     }
 }
 
-/// Rank 0 was brought back, and has caught up, before its node knew that it is the home now: what it said of standard input went to the home before. The home hears it
-/// with the report of its host, and asks the terminal; of a second report it learns nothing.
+/// Rank 0 was brought back, and has caught up, before its node knew that it is the home now: what it said of standard input went
+/// to the home before. The home hears it with the report of its host, and asks the terminal; of a second report it learns
+/// nothing.
 #[test]
 fn a_home_that_comes_late_hears_what_rank_0_wants_of_standard_input() {
     let order = order_of(ProcessId { job: JobId::from_bits(1), rank: Rank(0) }, Incarnation::restarted(1));

@@ -118,7 +118,7 @@ fn ranks_meet_in_fences_and_see_each_other_s_keys() {
         assert!(answers.contains("cmd=barrier_out"), "{answers}");
         assert!(answers.contains(&format!("value=v{}", (rank + 1) % 3)), "{answers}");
     }
-    // A rank that ends within MPI would leave the others waiting for ever.
+    // A rank that ends within MPI would leave the others waiting forever.
     cluster.exit(at(job, 2), ExitStatus::Code(0));
     cluster.run_until(|c| c.outcome(1).is_some());
     assert!(matches!(cluster.outcome(1).unwrap(), Outcome { code: 1, reason: EndReason::NotFinalized { rank: Rank(2), .. } }));
@@ -223,7 +223,7 @@ fn a_terminal_may_die_and_another_take_over() {
     cluster.run_until(|c| matches!(c.replies(5).last(), Some(Reply::Error(_))));
 }
 
-/// It would show nothing to anybody, and take input and output for itself.
+/// The terminal would show nothing, and take input and output for itself.
 #[test]
 fn a_terminal_that_is_gone_before_its_job_is_found_takes_nothing_over() {
     let mut cluster = Cluster::new(3);

@@ -60,7 +60,7 @@ impl Cluster {
         job
     }
 
-    /// An image of a rank is committed at its protector, and with two replicas at the next node, after so many fences.
+    /// An image of a rank is committed at its protector, and with two replicas at the next node, after this many fences.
     pub(super) fn commit(&mut self, job: JobId, rank: u32, fences: u64) {
         let host = &self.ranks[&at(job, rank)].0;
         let protector = self.nodes[host].holder_of(at(job, rank));
@@ -333,7 +333,8 @@ fn a_rank_that_dies_before_it_lives_again_is_no_failure_of_the_program() {
     cluster.end_well(job, 1);
 }
 
-/// It dies between its restore and being live, and its images are gone by then: the signal does not count as a failure of the program at its start. Two that come after it do.
+/// It dies between its restore and being live, and its images are gone by then: the signal does not count as a failure of the
+/// program at its start. Two that come after it do.
 #[test]
 fn a_failed_restore_is_none_of_the_two_crashes_that_end_a_job() {
     let mut cluster = Cluster::new(6);
@@ -486,8 +487,8 @@ fn a_process_that_has_ended_before_it_has_read_all_of_its_log_leaves_that() {
     cluster.end_well(job, 1);
 }
 
-/// The log of a process has just gone to its node's protector, which knows nothing of it yet, when the process executes another program. The new one's journal is to begin behind that of the
-/// one before: the node that had that is asked, too.
+/// The log of a process has just gone to its node's protector, which knows nothing of it yet, when the process executes another
+/// program. The new one's journal is to begin behind that of the one before: the node that had that is asked, too.
 #[test]
 fn the_protector_before_is_asked_where_the_journal_of_a_replaced_program_ends() {
     let mut cluster = Cluster::new(6);

@@ -171,8 +171,9 @@ fn a_process_that_executes_another_program_restarts() {
     }
 }
 
-/// A program that was asked for its image of a recovery line is replaced by another one, which was not asked. The line is given up at once, and the next one is asked of the new program: the
-/// reminder for those that were not there comes after two seconds, and until then the process would go back to before its new program.
+/// A program that was asked for its image of a recovery line is replaced by another one, which was not asked. The line is given
+/// up at once, and the next one is asked of the new program: the reminder for those that were not there comes after two seconds,
+/// and until then the process would go back to before its new program.
 #[test]
 fn a_line_that_was_asked_of_a_replaced_program_is_given_up_at_once() {
     for is_gone_first in [false, true] {

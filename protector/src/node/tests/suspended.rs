@@ -67,7 +67,8 @@ fn a_home_that_is_out_of_reach_of_a_command_that_suspends_lets_the_ranks_go_on()
     cluster.run_until(|c| [0, 1, 2].iter().all(|rank| last(c, *rank) == Some(libc::SIGCONT)));
 }
 
-/// A link between two nodes is broken for so long that a job was suspended and goes on meanwhile. What one of them had said of a rank that has ended holds of the life before.
+/// A link between two nodes is broken for so long that a job was suspended and goes on meanwhile. What one of them had said of a
+/// rank that has ended holds of the life before.
 #[test]
 fn what_was_said_of_a_life_before_is_not_heard() {
     let mut cluster = Cluster::new(4);
@@ -106,7 +107,8 @@ fn while_a_node_has_something_of_a_suspended_job_no_other_forgets_how_that_has_e
     assert!(cluster.begin_to_resume(4, 9, &suspension));
 }
 
-/// A node knows how a suspended job has ended, and has something of it all the same. It says that it has: a terminal may hear of the end alone, a command that resumes the job may not.
+/// A node knows how a suspended job has ended, and has something of it all the same. It says that it has: a terminal may hear of
+/// the end alone, a command that resumes the job may not.
 #[test]
 fn a_job_of_which_something_is_left_does_not_go_on_though_its_end_is_known() {
     let mut cluster = Cluster::new(4);
@@ -183,8 +185,8 @@ fn a_late_word_of_another_resumption_takes_nothing() {
     assert!(node.next_life(job, 0) > later);
 }
 
-/// A job that was resumed ends because a protector is lost that was to bring a rank back, and another rank's order is under way. What is kept for that rank is not let go of: its program
-/// would be given other bytes.
+/// A job that was resumed ends because a protector is lost that was to bring a rank back, and another rank's order is under way.
+/// What is kept for that rank is not let go of: its program would be given other bytes.
 #[test]
 fn a_rank_that_an_order_may_still_bring_back_has_not_left() {
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };

@@ -173,7 +173,7 @@ fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
 }
 
 /// A process is fenced, and its log is not settled yet. A replica that joins now gets what the incarnation before has said, in
-/// its name. In the next one's name it would hold payload that that one does not know, and refuse it for ever.
+/// its name. In the next one's name it would hold payload that that one does not know, and refuse it forever.
 #[test]
 fn a_replica_that_joins_after_the_fence_learns_of_one_incarnation_after_the_other() {
     let mut store = begun(CONFIG);
