@@ -148,7 +148,9 @@ fn shared_memory_of_another_user_gets_nothing() {
         return;
     }
     for user in [0, USER] {
-        let (place, memory) = (Place::new(), PathBuf::from(format!("/dev/shm/radic-planted-{}-{user}", std::process::id())));
+        let (place, folder) = (Place::new(), tempfile::tempdir_in("/dev/shm").unwrap());
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        let memory = folder.path().join("memory");
         place.take(place.start_as(user, &["shared", memory.to_str().unwrap()]));
         plant(&memory, &[0; 4096]);
         place.is_refused(user, &memory);
@@ -158,7 +160,6 @@ fn shared_memory_of_another_user_gets_nothing() {
         // On a machine where it is not there, it is made anew.
         assert_eq!(place.restore_as(user), (Some(5), format!("{SECRET}!\n")));
         let made = memory.metadata().unwrap();
-        fs::remove_file(&memory).unwrap();
         assert_eq!((made.uid(), made.mode() & 0o777), (user, 0o600));
     }
 }
