@@ -354,4 +354,5 @@ impl AsFd for Folder {
 }
 
 #[cfg(test)]
+#[path = "folder/tests.rs"]
 mod tests;
