@@ -15,7 +15,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::bytes::Writer;
 use crate::determinant::ConnectionId;
-use crate::ids::JobId;
+use crate::ids::{Epoch, JobId};
 use crate::key::ClusterKey;
 
 /// Bytes of a code.
@@ -77,6 +77,14 @@ pub enum Purpose {
     Login,
     /// A token for the daemon's page and metrics.
     Token,
+}
+
+/// 64 bits in the name of the key space of an epoch of `job`. MPI libraries name files in a folder of all users by a hash of that name,
+/// and none but the nodes can tell which those will be.
+pub fn key_space(cluster: &ClusterKey, job: JobId, epoch: Epoch) -> u64 {
+    let of = [&job.bits().to_le_bytes()[..], epoch.to_string().as_bytes()].concat();
+    let key = JobKey::derived("radic 2026-11 name of a key space", cluster.secret(), &of);
+    u64::from_le_bytes(key.0.0[..8].try_into().expect("eight of 32 bytes"))
 }
 
 impl JobKey {
@@ -218,6 +226,20 @@ mod tests {
                 assert_ne!(one(&cluster, job), other(&cluster, JobId::from_bits(2)));
             }
         }
+    }
+
+    #[test]
+    fn a_key_space_s_name_follows_from_the_cluster_s_key_the_job_and_its_epoch() {
+        let (cluster, job) = (ClusterKey::from_bytes([7; 32]), JobId::from_bits(1));
+        let later = Epoch::FIRST.next(crate::ids::Seat { view: 3, home: crate::ids::BootId(5) });
+        let all = [
+            key_space(&cluster, job, Epoch::FIRST),
+            key_space(&cluster, job, later),
+            key_space(&cluster, JobId::from_bits(2), Epoch::FIRST),
+            key_space(&ClusterKey::from_bytes([8; 32]), job, Epoch::FIRST),
+        ];
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
+        assert_eq!(all[0], key_space(&cluster, job, Epoch::FIRST));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Host {
     spec: JobSpec,
     placement: Placement,
     epoch: Epoch,
+    /// What none but the nodes knows of the name of its key space: [`radic_wire::mac::key_space`].
+    space: u64,
     ranks: BTreeMap<Rank, LocalRank>,
     /// The ranks that are still to be started here.
     launches: Launches,
@@ -62,22 +64,21 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts the ranks that `placement` puts on `me`.
+    /// Starts the ranks that `placement` puts on `me`, of a job in its epoch with this [`radic_wire::mac::key_space`].
     ///
     /// # Panics
     /// If the placement does not fit the job: its sender and the caller have both checked it.
     pub fn launch(
         me: &NodeId,
         environment: &HostEnvironment,
-        job: JobId,
-        epoch: Epoch,
+        (job, epoch, space): (JobId, Epoch, u64),
         spec: &JobSpec,
         placement: Placement,
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
         let keys = KeySpace::new(spec.ranks);
         let ward = Ward { epoch, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
-        let mut host = Host::empty(job, ward, keys);
+        let mut host = Host::empty(job, ward, space, keys);
         host.launch_ranks(me, environment, &placement);
         host
     }
@@ -115,14 +116,14 @@ impl Host {
     }
 
     /// A host without ranks, on a node that is going to bring some back.
-    pub fn adopt(job: JobId, ward: &Ward) -> Self {
+    pub fn adopt(job: JobId, ward: &Ward, space: u64) -> Self {
         let mut keys = KeySpace::new(ward.spec.ranks);
         // The keys come from a key space, so there are no more than one holds.
         _ = keys.merge(ward.keys.iter().cloned());
-        Host::empty(job, ward.clone(), keys)
+        Host::empty(job, ward.clone(), space, keys)
     }
 
-    fn empty(job: JobId, ward: Ward, keys: KeySpace) -> Self {
+    fn empty(job: JobId, ward: Ward, space: u64, keys: KeySpace) -> Self {
         let Ward { epoch, spec, placement, fence, .. } = ward;
         let (ranks, launches, waiting, sent, frozen, outputs) = Default::default();
         Host {
@@ -131,6 +132,7 @@ impl Host {
             placement,
             spec,
             epoch,
+            space,
             ranks,
             launches,
             keys,
@@ -147,8 +149,8 @@ impl Host {
     }
 
     /// The name of the job's key space in this epoch.
-    fn kvsname(&self) -> String {
-        format!("radic_{}_{}", self.job, self.epoch)
+    pub fn kvsname(&self) -> String {
+        format!("radic_{}_{:016x}", self.job, self.space)
     }
 
     /// Brings a rank back. It may have been here before.

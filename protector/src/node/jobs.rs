@@ -7,6 +7,7 @@ use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{EndReason, Outcome, OutputStream};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
+use radic_wire::mac::key_space;
 use radic_wire::peer::{FromHost, PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
 use radic_wire::process::{Protect, Protection};
 
@@ -218,7 +219,8 @@ impl Node {
                 if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.epoch() == epoch) {
                     host.launch_ranks(&me, environment, &placement);
                 } else if !self.hosts.contains_key(&job) {
-                    let host = Host::launch(&me, environment, job, epoch, &spec, placement);
+                    let space = key_space(&self.config.key, job, epoch);
+                    let host = Host::launch(&me, environment, (job, epoch, space), &spec, placement);
                     self.forget_ends(job);
                     self.hosts.insert(job, host);
                 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
+use radic_wire::mac::key_space;
 use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
 use radic_wire::process::{FromNode, PayloadMode, Point, Restart};
 
@@ -224,7 +225,8 @@ impl Node {
             return self.supersede(now, job, from, PeerMessage::Restart(Box::new(order)));
         }
         let fresh = !self.hosts.contains_key(&job);
-        self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        let space = key_space(&self.config.key, job, order.ward.epoch);
+        self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward, space));
         if fresh {
             self.seek_protection(now, Some(job));
         }

@@ -194,7 +194,7 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
 #[test]
 fn a_home_that_comes_late_hears_what_rank_0_wants_of_standard_input() {
     let order = order_of(ProcessId { job: JobId::from_bits(1), rank: Rank(0) }, Incarnation::restarted(1));
-    let mut host = Host::adopt(JobId::from_bits(1), &order.ward);
+    let mut host = Host::adopt(JobId::from_bits(1), &order.ward, 0);
     host.restore(&order, false, String::new());
     host.handle_input_read(Some(5));
     while host.poll_output().is_some() {}

@@ -102,17 +102,18 @@ fn a_rank_that_ends_without_mpi_leaves_no_other_waiting_for_it() {
 fn ranks_meet_in_fences_and_see_each_other_s_keys() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start(1, 1, 3);
+    let kvs = cluster.nodes[&name(1)].hosts[&job].kvsname();
     for rank in 0..3 {
         cluster.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
         cluster.run_for(Duration::from_millis(5));
-        cluster.pmi(at(job, rank), &format!("cmd=put kvsname=radic_{job}_0 key=k{rank} value=v{rank}"));
+        cluster.pmi(at(job, rank), &format!("cmd=put kvsname={kvs} key=k{rank} value=v{rank}"));
         cluster.run_for(Duration::from_millis(5));
         assert!(!cluster.ranks[&at(job, 0)].1.answers.contains("barrier_out"));
         cluster.pmi(at(job, rank), "cmd=barrier_in");
         cluster.run_for(Duration::from_millis(5));
     }
     for rank in 0..3 {
-        cluster.pmi(at(job, rank), &format!("cmd=get kvsname=radic_{job}_0 key=k{}", (rank + 1) % 3));
+        cluster.pmi(at(job, rank), &format!("cmd=get kvsname={kvs} key=k{}", (rank + 1) % 3));
         cluster.run_for(Duration::from_millis(5));
         let answers = &cluster.ranks[&at(job, rank)].1.answers;
         assert!(answers.contains("cmd=barrier_out"), "{answers}");

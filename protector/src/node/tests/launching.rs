@@ -33,7 +33,7 @@ impl Starting {
             node: "n1".into(),
         };
         let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0; RANKS as usize] };
-        let host = Host::launch(&id(1), &environment, JobId::from_bits(7), Epoch::FIRST, &spec(RANKS), placement);
+        let host = Host::launch(&id(1), &environment, (JobId::from_bits(7), Epoch::FIRST, 0), &spec(RANKS), placement);
         let (ordered, signals, ended) = Default::default();
         let mut starting = Starting { host, environment, ordered, signals, ended, is_over: false };
         starting.look();

@@ -421,7 +421,7 @@ fn a_variable_for_which_the_node_has_no_value_stays_unset() {
         let templates = names.iter().zip(templates).map(|(name, template)| ((*name).to_owned(), template.to_owned())).collect();
         let spec = JobSpec { templates, ..spec(1) };
         let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
-        let mut host = Host::launch(&id(1), &environment, JobId::from_bits(7), Epoch::FIRST, &spec, placement);
+        let mut host = Host::launch(&id(1), &environment, (JobId::from_bits(7), Epoch::FIRST, 0), &spec, placement);
         let Some(HostOutput::Spawn(_, order)) = host.poll_output() else { panic!("nothing is started") };
         let value = |wanted: &&str| {
             let (_, value) = order.env.iter().find(|(name, _)| name.as_ref() == wanted.as_bytes())?;

@@ -5,11 +5,11 @@ use super::*;
 impl Cluster {
     /// Every rank that has its answer does the next thing. `last`: the number of fences; then it finalizes and exits.
     fn go_through_fences(&mut self, job: JobId, all: u32, last: u64, what: &str) {
-        let incarnation = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.epoch());
+        let kvsname = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.kvsname());
         for rank in 0..all {
             let Some((node, pretended)) = self.ranks.get(&at(job, rank)) else { continue };
             let (node, ended) = (node.clone(), pretended.ended);
-            let Some(incarnation) = incarnation(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
+            let Some(kvsname) = kvsname(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
             let (_, pretended) = self.ranks.get_mut(&at(job, rank)).expect("it is there");
             let (answers, program) = (&pretended.answers, &mut pretended.program);
             if program.lines.0 > program.lines.1 {
@@ -23,7 +23,7 @@ impl Cluster {
             }
             program.asked += 1;
             program.lines.0 += 1;
-            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{incarnation}"));
+            let (number, kvs) = (program.fences + 1, format!("kvsname={kvsname}"));
             let line = match program.asked {
                 1 if !std::mem::replace(&mut program.initialized, true) => {
                     program.asked = 0;
