@@ -11,7 +11,7 @@
 //! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
 //! | end | the job ends, as it should; nothing is left of it |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use radic_wire::log::FromProtector;
 use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
+use super::anew::Trouble;
 use super::machine::{Machine, name};
 use super::net::machine_of;
 use super::process::{Lib, Process};
@@ -55,6 +56,10 @@ pub struct Checks {
     begun_epoch: Epoch,
     /// Its home has said that there will be another one.
     restarts: bool,
+    /// What has gone wrong with each process since it was live last.
+    troubles: BTreeMap<ProcessId, Trouble>,
+    /// Images of which a bit has flipped after they were verified, in a file or on the way to the process.
+    pub damaged: BTreeSet<(ProcessId, u64)>,
     /// The home that gave each epoch of each job, and when.
     homes: BTreeMap<(JobId, Epoch), (NodeId, Duration)>,
 }
@@ -119,6 +124,22 @@ impl Checks {
             );
         }
         self.begun.insert((process, incarnation), restart.log_end);
+        self.trouble_of(process).restores += 1;
+    }
+
+    /// What has gone wrong with a process since it was live last.
+    pub fn trouble(&self, process: ProcessId) -> Trouble {
+        self.troubles.get(&process).copied().unwrap_or_default()
+    }
+
+    /// The same, to be noted.
+    pub fn trouble_of(&mut self, process: ProcessId) -> &mut Trouble {
+        self.troubles.entry(process).or_default()
+    }
+
+    /// A process is live again.
+    pub fn handle_live(&mut self, process: ProcessId) {
+        self.troubles.remove(&process);
     }
 
     /// A protector says something to an observer.

@@ -430,7 +430,7 @@ impl World {
                 let after = self.disk_time(at);
                 self.logs_later(at, after, Done::Verified(verification));
             }
-            Action::SendImage(to, process, image, bytes) => self.send_image(at, conn(to), File::Image(process, image), bytes),
+            Action::SendImage(to, process, image, bytes) => self.send_image(at, conn(to), (process, image), bytes),
             Action::Fenced(process, incarnation, result) => self.fenced(at, process, incarnation, result),
             Action::Tell(event) => {
                 match (event.what, event.process) {
@@ -440,6 +440,7 @@ impl World {
                     }
                     (What::Committed(image), Some(process)) => {
                         self.counts.commits += 1;
+                        self.checks.trouble_of(process).restores = 0;
                         self.check_commit(at, process, image);
                     }
                     (What::Useless, _) => self.counts.went_back += 1,
@@ -451,15 +452,16 @@ impl World {
     }
 
     /// Sends an image, as the thread of a service does, as far as it is held when it is opened.
-    fn send_image(&mut self, at: usize, conn: ConnId, file: File, held: Option<u64>) {
+    fn send_image(&mut self, at: usize, conn: ConnId, (process, image): (ProcessId, u64), held: Option<u64>) {
+        let file = File::Image(process, image);
         let found = held.and_then(|held| self.logs(at).files.get(&file)?.get(..held as usize)).map(<[u8]>::to_vec);
         let offer = Offer::of(held, found.as_ref().map(|image| Offer { bytes: image.len() as u64, code: code_of(image) }));
         self.send(conn, 1, Packet::Word(Word::Offer(Offer::encode(offer).to_vec())));
         let after = self.disk_time(at);
-        let mut image = found.unwrap_or_default();
-        let is_damaged = self.is_damaged_since();
-        image.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
-        self.logs_later(at, after, Done::Opened(number(conn), image));
+        let mut bytes = found.unwrap_or_default();
+        let is_damaged = self.is_damaged_since(process, image);
+        bytes.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
+        self.logs_later(at, after, Done::Opened(number(conn), bytes));
     }
 
     fn send_content(&mut self, at: usize, conn: ConnId, image: &[u8]) {

@@ -168,6 +168,7 @@ impl World {
             self.over = Some((at, false));
         }
         if event.event == EventName::Restart {
+            self.judge_restart(at, &event.text);
             self.checks.handle_job_restart();
         }
         let seen = self.seen.entry(event.event).or_default();

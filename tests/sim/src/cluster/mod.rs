@@ -26,6 +26,7 @@
 
 use std::time::Duration;
 
+pub mod anew;
 pub mod calls;
 pub mod check;
 pub mod counts;

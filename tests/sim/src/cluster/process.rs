@@ -348,6 +348,10 @@ impl World {
         }
         let process = &self.processes[pid as usize];
         let (id, at, observer) = (process.id, process.machine, process.observer_id(pid));
+        let is_live = process.lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
+        if process.restored.is_some() && !is_live {
+            self.checks.trouble_of(id).deaths += 1;
+        }
         self.trace(|| format!("n{}: process {pid} of {id} ends: {status:?}", at + 1));
         self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
         self.abort_all(Owner::Process(pid));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use radic_protector::fetching::{Fetch, FetchAction, FetchError, OrderNumber, Orders, OrdersAction, Use, WRONG_CODE};
 use radic_protector::node::Input;
 use radic_protector::node::host::RestoreOrder;
-use radic_protector::store::File;
+use radic_protector::store::{File, Speaker};
 use radic_wire::event::EventName;
 use radic_wire::ids::ProcessId;
 use radic_wire::login::Channel;
@@ -153,6 +153,10 @@ impl World {
             Use::GivenUp => Err(FetchError::GivenUp),
             Use::Nothing => return,
         };
+        if let Err(error) = &result {
+            let speaker = Speaker { process: order.process, incarnation: order.incarnation };
+            self.judge_fetch(at, speaker, error);
+        }
         let told = result.as_ref().map(|_| ()).map_err(ToString::to_string);
         self.input_soon(at, Input::Fetched(order.process, told));
         if let Ok(saved) = result {
@@ -174,7 +178,7 @@ impl World {
         let length = restoring.order.images.iter().find(|(of, _)| *of == image).map_or(0, |(_, length)| *length as usize);
         let bytes = self.machines[at].logs.files.get(&File::Image(process, image)).and_then(|bytes| bytes.get(..length));
         let bytes = bytes.map(<[u8]>::to_vec).unwrap_or_default();
-        let is_whole = !self.is_damaged_since() && !bytes.is_empty();
+        let is_whole = !self.is_damaged_since(process, image) && !bytes.is_empty();
         let result = if is_whole { Ok(()) } else { Err(WRONG_CODE.to_owned()) };
         if let Some(restoring) = self.restoring(at, number) {
             restoring.image = bytes;
@@ -183,8 +187,12 @@ impl World {
     }
 
     /// Whether a bit of an image has flipped since it was verified.
-    pub fn is_damaged_since(&mut self) -> bool {
-        self.dice.one_in(ROTTEN)
+    pub fn is_damaged_since(&mut self, process: ProcessId, image: u64) -> bool {
+        let is_damaged = self.dice.one_in(ROTTEN);
+        if is_damaged {
+            self.checks.damaged.insert((process, image));
+        }
+        is_damaged
     }
 
     /// Time has passed.

@@ -66,6 +66,9 @@ impl World {
             Action::Checkpoint => self.lib(pid).due = true,
             Action::Live { events } => {
                 let input = Some(self.lib(pid).observer.input_read());
+                if self.is_voice(pid) {
+                    self.checks.handle_live(self.processes[pid as usize].id);
+                }
                 self.tell_node(pid, ToNode::Live { events, input });
                 self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
             }
