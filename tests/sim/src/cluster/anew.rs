@@ -1,7 +1,9 @@
 //! Whether a restart of the job from its beginning was the last resort. What docs/guarantees.md does not name as its cause is a violation: all that was done is lost, and nothing that
 //! is done since is compared with what was done before.
 
-use radic_protector::fetching::FetchError;
+use std::time::Duration;
+
+use radic_protector::fetching::{FetchError, WRONG_CODE};
 use radic_protector::store::Speaker;
 use radic_wire::ids::{ProcessId, Rank};
 
@@ -18,6 +20,9 @@ const BEGUN: &str = "its home was lost while the job restarted";
 /// What is said when a rank has been stopped for too long.
 const STOPPED: &str = "is one stopped?";
 
+/// Time after a connection broke in which images may not come because of that, as in `fetching/fetch.rs`.
+const HEARD: Duration = Duration::from_secs(3);
+
 /// What has gone wrong with a process since it was live last, in this epoch.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Trouble {
@@ -26,6 +31,8 @@ pub struct Trouble {
     pub has_no_images: bool,
     /// "A process dies after its restore and before it is live: after four times its job restarts from its beginning."
     pub deaths: u32,
+    /// No image of it was committed where it was fenced: "it was lost before a checkpoint". One that is committed since was verified by then, and its replica had not committed it.
+    pub had_no_image: bool,
     /// Logs that were given to bring it back. "After two times from the image before the newest", where there is one.
     pub restores: u32,
 }
@@ -39,6 +46,7 @@ impl World {
         let trouble = self.checks.trouble(process);
         let is_stopped = || (0..self.processes.len() as u32).any(|pid| self.is_stopped(pid));
         let is_excused = trouble.has_no_images
+            || trouble.had_no_image
             || trouble.deaths >= DEATHS
             || trouble.restores >= RESTORES && self.plan.stays
             || text.contains(BEGUN) && !self.checks.counts()
@@ -63,7 +71,8 @@ impl World {
                 && store.incarnation(process).is_some_and(|incarnation| incarnation.epoch == epoch)
                 && store.journal_end(process) >= stable
         };
-        (0..self.machines.len()).filter(|of| self.is_up(*of) && is_member(*of)).filter(holds).collect()
+        let counts = |of: &usize| self.is_up(*of) && is_member(*of) && !self.is_declared_dead(*of);
+        (0..self.machines.len()).filter(counts).filter(holds).collect()
     }
 
     /// The images of a process do not come to this machine: it is judged whether what is said of that is true.
@@ -77,7 +86,8 @@ impl World {
                 return self.judge_fetch(at, speaker, second);
             }
             FetchError::Bad(image, why) => {
-                let is_damaged = self.checks.damaged.contains(&(process, *image));
+                // One that is not there was judged when it was looked for (G6).
+                let is_damaged = why != WRONG_CODE || self.checks.damaged.contains(&(process, *image));
                 assert!(is_damaged, "restart: n{} takes image {image} of {process} for damaged: {why}", at + 1);
             }
             FetchError::NotHeld(from, image) => {
@@ -104,8 +114,9 @@ impl World {
     /// Whether something keeps one of these machines from answering the other.
     fn is_hindered(&self, one: usize, other: usize) -> bool {
         let pair = (one.min(other), one.max(other));
+        let is_broken = self.net.broken.is_some_and(|at| self.now < at + HEARD);
         let slow = [one, other].iter().any(|at| self.net.slow.get(at).is_some_and(|more| !more.is_zero()));
         let rests = [one, other].iter().any(|at| self.machines[*at].paused.max(self.machines[*at].hung) > self.now);
-        slow || rests || self.net.cuts.get(&pair).is_some_and(|until| *until > self.now)
+        is_broken || slow || rests || self.net.cuts.get(&pair).is_some_and(|until| *until > self.now)
     }
 }

@@ -20,7 +20,7 @@ use radic_protector::store::{File, Restart, Speaker, Store};
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
-use radic_wire::log::FromProtector;
+use radic_wire::log::{FromProtector, HeldImage, ImageState};
 use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
@@ -221,6 +221,12 @@ fn kept_at(machine: &Machine, job: Option<JobId>) -> Vec<(Rank, Range<usize>)> {
     kept.map(|(rank, _, range)| (rank, range.start as usize..range.end as usize)).collect()
 }
 
+/// An image, and those that it builds upon: the whole one comes last. One that is not held any more ends the chain.
+fn chain_of(held: &[HeldImage], newest: u64) -> Vec<u64> {
+    let parent = |image: &u64| held.iter().find(|of| of.image == *image)?.parent;
+    std::iter::successors(Some(newest), parent).collect()
+}
+
 /// Whether all of a range is in another.
 pub fn covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
@@ -388,7 +394,7 @@ impl World {
     }
 
     /// Whether the newest view is without this machine's node.
-    fn is_declared_dead(&self, at: usize) -> bool {
+    pub(super) fn is_declared_dead(&self, at: usize) -> bool {
         let newest = self.checks.views.last_key_value();
         newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name(at)))
     }
@@ -486,7 +492,7 @@ impl World {
             return;
         }
         let held = store.list(process).expect("it is known");
-        let committed = |image: &&radic_wire::log::HeldImage| image.state == radic_wire::log::ImageState::Committed;
+        let committed = |image: &&HeldImage| image.state == ImageState::Committed;
         let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
         // What another node than its protector has, and what lacks something that was acknowledged since, brings no process back: it may go when that node is to hold
         // the log once more.
@@ -506,7 +512,8 @@ impl World {
                 assert!(position <= cut, "G6: the journal of {process} is cut at {position}, the newest image covers {cut}");
             }
             (File::Image(_, image), None) => {
-                assert!(newest.is_none_or(|newest| newest.image != image), "G6: the newest image of {process} is removed");
+                let is_needed = newest.is_some_and(|newest| chain_of(&held.images, newest.image).contains(&image));
+                assert!(!is_needed, "G6: image {image} of {process} is removed, and the newest one builds upon it, or is it");
             }
             (File::Stream(..), _) => assert!(newest.is_some(), "G6: payload of {process} goes without an image"),
             _ => {}
@@ -522,8 +529,12 @@ impl World {
         if self.is_protected_elsewhere(process, at) {
             return; // The same, and the process has another protector since.
         }
-        let whole = logs.committed(process, image).is_some_and(|bytes| self.saved_of(&bytes).is_some());
-        assert!(whole, "G6: image {image} of {process} is committed, and not whole");
+        let held = logs.server.store().list(process).expect("an image of it is committed");
+        let mut chain = chain_of(&held.images, image);
+        chain.reverse();
+        let layers: Option<Vec<Vec<u8>>> = chain.iter().map(|image| logs.committed(process, *image)).collect();
+        let whole = layers.is_some_and(|layers| self.saved_of_chain(layers.iter()).is_some());
+        assert!(whole, "G6: image {image} of {process} is committed, and it is not whole with those that it builds upon, {chain:?}");
         if let Some(replica) = logs.replica(process) {
             let replica = &self.machines[replica].logs;
             // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.

@@ -15,6 +15,7 @@ use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::peer::Answer;
 
+use super::counts::Breaks;
 use super::images::code_of;
 use super::net::{ConnId, Owner, Packet, Word, machine_of};
 use super::queue::Event;
@@ -193,6 +194,11 @@ impl World {
     }
 
     fn fenced(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, result: Result<Restart, NoRestart>) {
+        let has_image = self.logs(at).server.store().has_image(process);
+        let result = if self.breaks.hopeless { Err(NoRestart::NoImage) } else { result };
+        if matches!(result, Err(NoRestart::NoImage)) && !has_image && self.checks.is_voice(process, incarnation) {
+            self.checks.trouble_of(process).had_no_image = true;
+        }
         if let Ok(restart) = &result {
             let boot = self.machines[at].boot;
             self.brought_back.insert(Speaker { process, incarnation }, (at, boot));
@@ -442,6 +448,7 @@ impl World {
                         self.counts.commits += 1;
                         self.checks.trouble_of(process).restores = 0;
                         self.check_commit(at, process, image);
+                        self.lose_images(at, process, image);
                     }
                     (What::Useless, _) => self.counts.went_back += 1,
                     _ => {}
@@ -449,6 +456,17 @@ impl World {
                 self.input_soon(at, event.into());
             }
         }
+    }
+
+    /// What is done wrong on purpose with images once this one is committed: its parent is removed, or its file is lost.
+    fn lose_images(&mut self, at: usize, process: ProcessId, image: u64) {
+        let Breaks { pruned, lost, .. } = self.breaks;
+        let held = self.logs(at).server.store().list(process);
+        let parent = held.and_then(|held| held.images.iter().find(|of| of.image == image)?.parent);
+        if let Some(parent) = parent.filter(|_| pruned) {
+            self.check_truncation(at, File::Image(process, parent), None);
+        }
+        self.logs(at).remove_files(|file| lost && file == File::Image(process, image));
     }
 
     /// Sends an image, as the thread of a service does, as far as it is held when it is opened.

@@ -268,6 +268,28 @@ fn the_checker_of_images_bites() {
     assert_eq!(violated(Breaks { image: true, ..Breaks::default() }, calm), "G6");
 }
 
+/// A rank crashes, and its log has an image of it: nothing makes its job restart from the beginning.
+#[test]
+fn a_restart_from_the_beginning_that_nothing_makes_necessary_is_noticed() {
+    let hopeless = Breaks { hopeless: true, ..Breaks::default() };
+    let crash = |plan: &mut Plan| {
+        with(Fault::Crash(1))(plan);
+        (plan.interval, plan.useless_images) = (std::time::Duration::from_millis(60), 0);
+    };
+    assert_eq!(violated(Breaks::default(), crash), "none");
+    assert_eq!(violated(hopeless, crash), "restart");
+}
+
+#[test]
+fn an_image_that_is_removed_though_a_newer_one_builds_upon_it_is_noticed() {
+    assert_eq!(violated(Breaks { pruned: true, ..Breaks::default() }, calm), "G6");
+}
+
+#[test]
+fn an_image_that_a_disk_has_lost_is_noticed() {
+    assert_eq!(violated(Breaks { lost: true, ..Breaks::default() }, with(Fault::Crash(1))), "G6");
+}
+
 #[test]
 fn the_checker_of_views_bites() {
     assert_eq!(violated(Breaks { views: true, ..Breaks::default() }, calm), "views");
