@@ -102,7 +102,11 @@ impl World {
                 let is_there = self.is_up(from) && is_known && !self.is_hindered(from, at);
                 assert!(!is_there, "restart: n{} gets no image of {process} from n{}, which is there: {why}", at + 1, from + 1);
             }
-            FetchError::NoImage | FetchError::Room { .. } | FetchError::NoThread(_) | FetchError::Crowd | FetchError::Apart(_) => {
+            FetchError::NoImage
+            | FetchError::Room { .. }
+            | FetchError::NoThread(_)
+            | FetchError::Crowd
+            | FetchError::Apart(_) => {
                 panic!("restart: n{} gets no image of {process}: {error}", at + 1)
             }
         }

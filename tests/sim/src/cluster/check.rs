@@ -177,6 +177,11 @@ impl Checks {
         acked.for_each(|(_, position)| *position = end.min(*position));
     }
 
+    /// Whether this incarnation is of the job's epoch, and of its life since it was suspended last.
+    pub fn is_of_now(&self, process: ProcessId, incarnation: Incarnation) -> bool {
+        incarnation.epoch == self.epoch && self.suspended.get(&process).is_none_or(|ended| incarnation > *ended)
+    }
+
     /// Up to where the journal of a process is stable: no death undoes what is before.
     pub fn stable(&self, process: ProcessId) -> u64 {
         let of = (process, Incarnation::FIRST)..=(process, self.voices.get(&process).copied().unwrap_or_default());
@@ -534,7 +539,10 @@ impl World {
         chain.reverse();
         let layers: Option<Vec<Vec<u8>>> = chain.iter().map(|image| logs.committed(process, *image)).collect();
         let whole = layers.is_some_and(|layers| self.saved_of_chain(layers.iter()).is_some());
-        assert!(whole, "G6: image {image} of {process} is committed, and it is not whole with those that it builds upon, {chain:?}");
+        assert!(
+            whole,
+            "G6: image {image} of {process} is committed, and it is not whole with those that it builds upon, {chain:?}"
+        );
         if let Some(replica) = logs.replica(process) {
             let replica = &self.machines[replica].logs;
             // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.
@@ -576,14 +584,21 @@ impl World {
                 continue;
             }
             // What was printed in an earlier epoch is not printed again, whatever it would be now.
-            let known = printed.iter().zip(&program.out).enumerate().filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
-            let same =
-                printed.len() >= program.out.len() && (self.checks.epoch > Epoch::FIRST || printed.len() == program.out.len());
-            let same = same && (self.checks.epoch > Epoch::FIRST || known.into_iter().all(|(_, (printed, out))| printed == out));
+            let old = self.printed_before(id).min(printed.len());
+            let known = printed.iter().zip(&program.out).enumerate().skip(old);
+            let mut known = known.filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
+            let same = printed.len() == program.out.len().max(old) && known.all(|(_, (printed, out))| printed == out);
             assert!(same, "G3: {id} has printed {:?}, the terminal {printed:?}", program.out);
         }
         assert_eq!(sent, received, "G3: what was sent is what was received");
         self.counts.limits += limits;
+    }
+
+    /// How much of the output of a rank may be of an earlier epoch of the job: the next one prints on from there.
+    pub fn printed_before(&self, process: ProcessId) -> usize {
+        let before = self.processes.iter().filter(|of| of.id == process);
+        let before = before.filter(|of| of.incarnation().is_some_and(|incarnation| incarnation.epoch < self.checks.epoch));
+        before.filter_map(|of| of.lib.as_ref()).map(|lib| lib.program.out.len()).max().unwrap_or(0)
     }
 
     /// The one documented loss of output: without a terminal the home keeps it, and is lost before another terminal has come. All that homes have kept so that are lost, or

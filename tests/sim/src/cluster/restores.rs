@@ -199,7 +199,11 @@ impl World {
         let Speaker { process, incarnation } = speaker;
         let is_given = self.machines[at].logs.server.store().incarnation(process) == Some(incarnation);
         let is_missed = is_given && self.checks.is_voice(process, incarnation);
-        assert!(!is_missed, "G6: image {image} of {process} is not on n{}, whose log gave it for incarnation {incarnation}", at + 1);
+        assert!(
+            !is_missed,
+            "G6: image {image} of {process} is not on n{}, whose log gave it for incarnation {incarnation}",
+            at + 1
+        );
     }
 
     /// Whether a bit of an image has flipped since it was verified.

@@ -22,6 +22,13 @@ pub struct Conns {
     coming: Option<(Pair, usize)>,
 }
 
+impl Conns {
+    /// The connection of the journal that is in use.
+    pub fn journal(&self) -> Option<ConnId> {
+        self.used.map(|[journal, _]| journal)
+    }
+}
+
 impl World {
     /// Tells the session something, and does what it says. None: the process cannot go on.
     pub fn drive_session<T>(

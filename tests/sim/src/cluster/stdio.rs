@@ -29,6 +29,8 @@ pub struct Pipes {
     waiting: Option<(u64, ByteBuf)>,
     /// The other end of standard input is closed.
     is_over: bool,
+    /// The process has ended, and its ends of the pipes are closed.
+    has_ended: bool,
 }
 
 impl Pipes {
@@ -72,6 +74,12 @@ impl World {
         self.pump_output(pid);
     }
 
+    /// The pipes of a process that has ended are closed there: what is in them is read to its end.
+    pub fn end_output(&mut self, pid: u32) {
+        self.processes[pid as usize].pipes.has_ended = true;
+        self.pump_output(pid);
+    }
+
     /// The host of a process waits for the next piece of a stream.
     pub fn want_output(&mut self, pid: u32, stream: OutputStream) {
         self.processes[pid as usize].pipes.wanted[stream as usize] = true;
@@ -82,7 +90,7 @@ impl World {
     pub fn pump_output(&mut self, pid: u32) {
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             let process = &mut self.processes[pid as usize];
-            let (id, at, has_ended) = (process.id, process.machine, process.ended.is_some());
+            let (id, at, has_ended) = (process.id, process.machine, process.pipes.has_ended);
             if let Some(piece) = process.pipes.piece(stream, has_ended) {
                 let boot = self.machines[at].boot;
                 let input = Input::ProcessOutput(id, stream, ByteBuf::from(piece));
