@@ -9,6 +9,7 @@
 //! | G4 | after a process was fenced no older incarnation of it is acknowledged anything that the newer one's log has not |
 //! | G5 | what is sent once more is what was sent then |
 //! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
+//! | restart | the job restarts from its beginning only where nothing else is left ([`super::anew`]) |
 //! | end | the job ends, as it should; nothing is left of it |
 
 use std::collections::{BTreeMap, BTreeSet};

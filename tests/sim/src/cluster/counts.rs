@@ -47,6 +47,8 @@ pub struct Breaks {
     pub hopeless: bool,
     /// Logs remove the image that a newer one builds upon (G6).
     pub pruned: bool,
+    /// What is printed once the job has restarted from its beginning comes as something else (G3).
+    pub garbled: bool,
     /// Disks lose images that are committed (G6).
     pub lost: bool,
 }

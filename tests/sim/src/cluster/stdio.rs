@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use radic_protector::node::Input;
-use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
 use radic_wire::job::OutputStream;
 use radic_wire::local::Request;
 use serde_bytes::ByteBuf;
@@ -70,7 +70,8 @@ impl World {
         self.trace(|| format!("process {pid} prints {bytes:?} at {position} of its journal"));
         let pipes = &mut self.processes[pid as usize].pipes;
         assert!(bytes.len() <= pipes.room(), "the program prints what the pipe takes");
-        pipes.out.extend(bytes);
+        let is_garbled = self.breaks.garbled && self.checks.epoch > Epoch::FIRST;
+        pipes.out.extend(bytes.iter().map(|byte| if is_garbled { !byte } else { *byte }));
         self.pump_output(pid);
     }
 
