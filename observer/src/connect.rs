@@ -153,7 +153,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether `process`, which was called at the address and has not let the caller in (this `errno`), is there, or is on its way back. One that listens there as before, and lets nobody in for
+    /// Whether `process`, which was called at the address and has not let the caller in (this `errno`), is there, or is on its way back. One that
+    /// listens there as before, and lets nobody in for
     /// so long that the kernel gives up, has refused the call.
     pub fn is_there(&self, process: ProcessId, errno: i32) -> bool {
         /// ETIMEDOUT.

@@ -49,7 +49,8 @@ impl Links {
         self.check_invariants();
     }
 
-    /// It will not be, by this `errno`; `found` is what the node knows of the address that was called. A peer that is there has refused nothing for good: the link is made like one that has
+    /// It will not be, by this `errno`; `found` is what the node knows of the address that was called. A peer that is there has refused nothing
+    /// for good: the link is made like one that has
     /// broken.
     pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, found: &Found) -> Result<(), Failure> {
         let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };

@@ -14,7 +14,8 @@
 //!
 //! Jobs are suspended and resumed, too.
 //!
-//! Not simulated: the daemon's sockets and the library's system calls (here are other drivers of the same machines), and PMI. Scenarios on the real thing are in `tests/tests`.
+//! Not simulated: the daemon's sockets and the library's system calls (here are other drivers of the same machines), and PMI. Scenarios on the real
+//! thing are in `tests/tests`.
 #![forbid(unsafe_code)]
 
 pub mod app;

@@ -1,4 +1,5 @@
-//! Whether a restart of the job from its beginning was the last resort. What docs/guarantees.md does not name as its cause is a violation: all that was done is lost, and nothing that
+//! Whether a restart of the job from its beginning was the last resort. What docs/guarantees.md does not name as its cause is a violation: all that
+//! was done is lost, and nothing that
 //! is done since is compared with what was done before.
 
 use std::time::Duration;
@@ -13,7 +14,8 @@ use super::world::World;
 
 /// So often in a row a process may die between its restore and living again, as in `node/host.rs`.
 const DEATHS: u32 = 4;
-/// So often in a row the log gives the newest image, as in `store/types.rs`. Where received bytes stay with their senders there is no image before it to go back to.
+/// So often in a row the log gives the newest image, as in `store/types.rs`. Where received bytes stay with their senders there is no image before it
+/// to go back to.
 const RESTORES: u32 = 2;
 /// What a home says that finds an epoch ended whose home is lost.
 const BEGUN: &str = "its home was lost while the job restarted";
@@ -28,12 +30,14 @@ const HEARD: Duration = Duration::from_secs(3);
 /// What has gone wrong with a process since it was live last, in this epoch.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Trouble {
-    /// Its images could not be had. "A damaged image: refused; the replica's copy with `--replicas 2`, else the job restarts from its beginning." A log service that is out of reach
+    /// Its images could not be had. "A damaged image: refused; the replica's copy with `--replicas 2`, else the job restarts from its beginning."
+    /// A log service that is out of reach
     /// counts as lost: "a node and its protector together: the job restarts from its beginning".
     pub has_no_images: bool,
     /// "A process dies after its restore and before it is live: after four times its job restarts from its beginning."
     pub deaths: u32,
-    /// No image of it was committed where it was fenced: "it was lost before a checkpoint". One that is committed since was verified by then, and its replica had not committed it.
+    /// No image of it was committed where it was fenced: "it was lost before a checkpoint". One that is committed since was verified by then, and
+    /// its replica had not committed it.
     pub had_no_image: bool,
     /// Logs that were given to bring it back. "After two times from the image before the newest", where there is one.
     pub restores: u32,
@@ -62,8 +66,10 @@ impl World {
         );
     }
 
-    /// The machines in the view of this one that hold a log from which a process could be brought back, with all that was ever acknowledged. "A node and its protector together: the
-    /// job restarts from its beginning, once; with `--replicas 2` survived"; "a node on which a rank is live again, and it has no checkpoint at the new protector yet".
+    /// The machines in the view of this one that hold a log from which a process could be brought back, with all that was ever acknowledged. "A
+    /// node and its protector together: the
+    /// job restarts from its beginning, once; with `--replicas 2` survived"; "a node on which a rank is live again, and it has no checkpoint at
+    /// the new protector yet".
     fn restorable(&self, at: usize, process: ProcessId) -> Vec<usize> {
         let Some(view) = self.machines[at].node.as_ref().and_then(|node| node.view()) else { return Vec::new() };
         let (epoch, stable) = (self.checks.launched(), self.checks.stable(process));

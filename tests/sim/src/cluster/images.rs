@@ -1,7 +1,8 @@
 //! The images of processes: what the engine makes of a process, and the connection on which an image goes to the protector. When an image is begun,
 //! and upon which other one, decides [`Images`]. The way back is in [`super::restores`].
 //!
-//! As in the library the process first logs in at the protector's log service, and does nothing else meanwhile ([`World::is_logging_in`]); then it is cut and saved.
+//! As in the library the process first logs in at the protector's log service, and does nothing else meanwhile ([`World::is_logging_in`]); then it is
+//! cut and saved.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ const HEAD: usize = 24;
 /// Time for the login of an image, as in the library.
 const LOGIN: Duration = Duration::from_secs(5);
 
-/// What an image is: the process as it was, with all that the library's layer has of it in the process's memory. What becomes of each part after a restore says the table in
+/// What an image is: the process as it was, with all that the library's layer has of it in the process's memory. What becomes of each part after a
+/// restore says the table in
 /// `preload/src/restart.rs`.
 #[derive(Debug, Clone)]
 pub struct Saved {

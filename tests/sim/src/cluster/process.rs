@@ -1,4 +1,5 @@
-//! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls: its beginning and its end, what its node says, and the order in
+//! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls: its beginning and its end,
+//! what its node says, and the order in
 //! which it looks after everything between two calls of its program. Links are in [`super::links`], images in [`super::images`].
 
 use std::collections::VecDeque;
@@ -537,7 +538,8 @@ impl World {
         self.step_at(pid, self.now);
     }
 
-    /// Its node collects what lost processes did. A process that computes is nudged, and answers all the same; one that waits for an answer of its node, or for the login of an image,
+    /// Its node collects what lost processes did. A process that computes is nudged, and answers all the same; one that waits for an answer of its
+    /// node, or for the login of an image,
     /// answers after that.
     fn say_causes(&mut self, pid: u32, ask: u64, lost: &[(Rank, Incarnation)]) {
         if let Some(causes) = self.collect(pid, lost) {

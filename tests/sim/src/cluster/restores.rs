@@ -194,7 +194,8 @@ impl World {
         self.drive_fetch(at, number, |fetch, now| fetch.handle_opened(now, result));
     }
 
-    /// G6: an image is not in the files of a machine, or not all of it. What the log there gave for the incarnation that speaks stays until the process has come back from it.
+    /// G6: an image is not in the files of a machine, or not all of it. What the log there gave for the incarnation that speaks stays until the
+    /// process has come back from it.
     fn check_not_there(&self, at: usize, speaker: Speaker, image: u64) {
         let Speaker { process, incarnation } = speaker;
         let is_given = self.machines[at].logs.server.store().incarnation(process) == Some(incarnation);
