@@ -159,6 +159,18 @@ pub struct Found {
     pub in_cluster: bool,
 }
 
+impl Found {
+    /// Whether `process`, which was called at the address and has not let the caller in (this `errno`), is there, or is on its way back. One that
+    /// listens there as before, and lets nobody in for
+    /// so long that the kernel gives up, has refused the call.
+    pub fn is_there(&self, process: ProcessId, errno: i32) -> bool {
+        /// ETIMEDOUT.
+        const TIMED_OUT: i32 = 110;
+        let is_same = |peer: Peer| peer.process == process && (errno != TIMED_OUT || peer.at.is_some());
+        self.later || self.peer.is_some_and(is_same)
+    }
+}
+
 /// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use radic_observer::connect::{Found, Peer};
 use radic_observer::connection::Slot;
 use radic_wire::address::canonical;
 use radic_wire::determinant::StreamId;
@@ -72,24 +73,22 @@ impl Layer {
         let Some(names) = self.names.get(&fd).copied() else { return };
         let (to, connection) = (names.peer, end.connection);
         let from = canonical(names.local.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)));
-        let is_there = self.inquire(
+        let found = self.inquire(
             |ask| ToNode::Connecting { ask, connection, from, to: canonical(to) },
             |answer| {
-                let FromNode::Peer { ask, peer: found, at, later, .. } = *answer else { return None };
-                // If the same process still listens there and has not accepted for so long, the attempt is refused.
-                let is_same = found == Some(peer) && (error != Errno::TIMEDOUT || at.is_some());
-                Some((ask, later || is_same))
+                let FromNode::Peer { ask, peer, at, later, in_cluster, .. } = *answer else { return None };
+                Some((ask, Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster }))
             },
             || format!("which process listens at {to}"),
         );
-        if !is_there && error == Errno::CONNREFUSED {
+        if !found.is_there(peer, error.raw_os_error()) && error == Errno::CONNREFUSED {
             // Make `poll` report the refusal too.
             let socket = sys::borrow(fd);
             _ = rustix::io::ioctl_fionbio(socket, true);
             refuse_again(fd, &to);
             _ = rustix::io::ioctl_fionbio(socket, !fds::is_blocking(fd));
         }
-        self.drive(|links, cx| links.handle_refused(cx, end, error.raw_os_error(), is_there));
+        self.drive(|links, cx| links.handle_refused(cx, end, error.raw_os_error(), &found));
     }
 
     /// Greets the peer of a connection on the program's socket.

@@ -6,6 +6,7 @@ use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::process::Place;
 
 use super::*;
+use crate::connect::{Found, Peer};
 use crate::{Config, Observer};
 
 const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
@@ -433,14 +434,15 @@ fn a_connection_that_was_under_way_is_greeted_when_it_is_there_and_the_gate_is_o
 #[test]
 fn a_connection_that_was_under_way_is_made_again_or_refused() {
     let (mut one, _, name) = under_way();
-    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, true));
+    let there = Found { peer: Some(Peer { process: process(1), at: None }), ..Found::default() };
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &there));
     result.expect("nothing contradicts");
     assert_eq!(actions, [Action::Unplug(name)]);
     let (_, hello) = one.greets();
     assert_eq!(hello.attempt, 0);
 
     let (mut one, slot, name) = under_way();
-    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, false));
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
     result.expect("nothing contradicts");
     assert_eq!(actions, [Action::RefuseSends(name)]);
     assert_eq!((one.observer.take_refusal(slot), one.observer.take_refusal(slot)), (111, 0), "it is told once");
@@ -451,6 +453,17 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
     let ((), actions) = one.drive(Links::handle_restart);
     assert_eq!(actions, [Action::Unplug(name)], "its socket is dead");
     assert_eq!(one.tick(Duration::from_secs(9)), []);
+}
+
+/// What the node says decides, and whether the kernel has given up.
+#[test]
+fn a_peer_that_listens_as_before_and_lets_nobody_in_has_refused_the_call() {
+    let found = |process, at, later| Found { peer: Some(Peer { process, at }), later, in_cluster: true };
+    assert!(found(process(1), None, false).is_there(process(1), 111), "it listens");
+    assert!(!found(process(1), None, false).is_there(process(1), 110), "it lets nobody in");
+    assert!(found(process(1), Some(DOOR), false).is_there(process(1), 110), "it has moved");
+    assert!(!found(process(2), None, false).is_there(process(1), 111), "another process listens there now");
+    assert!(found(process(2), None, true).is_there(process(1), 110), "it is about to be back");
 }
 
 fn returned(process: ProcessId) -> FromNode {

@@ -12,6 +12,7 @@
 use radic_wire::determinant::StreamId;
 
 use super::{Action, Ending, GIVEN_UP, Links, Reconnection, Stage};
+use crate::connect::Found;
 use crate::connection::{Link, Slot};
 use crate::{Context, Failure};
 
@@ -50,10 +51,11 @@ impl Links {
         self.check_invariants();
     }
 
-    /// The link will not be connected, by this `errno`. `is_there`: the peer listens where it was called, there or elsewhere, or
-    /// is on its way back.
-    pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, is_there: bool) -> Result<(), Failure> {
+    /// The link will not be connected, by this `errno`. `found` is what the node knows of the address that was called. A peer that
+    /// is there has refused nothing for good: the link is made like one that has broken.
+    pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, found: &Found) -> Result<(), Failure> {
         let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };
+        let is_there = found.is_there(connection.peer, errno);
         let wanted = connection.incoming().wanted();
         if is_there {
             self.break_link(cx, slot, Ending::Reset(errno));

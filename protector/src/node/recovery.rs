@@ -141,6 +141,7 @@ impl Node {
                 let why = "it was lost before a checkpoint of it was committed".to_owned();
                 ToHome::NoImage { rank, incarnation, why, signal }
             }
+            store::NoRestart::NotRestored => ToHome::NoImage { rank, incarnation, why: error.to_string(), signal: None },
             error => ToHome::Lost { rank, incarnation, why: format!("it cannot be brought back: {error}") },
         };
         let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));

@@ -508,17 +508,19 @@ impl Store {
         self.settle(id);
         self.drop_incomplete(id);
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
-        process.images.committed.last().ok_or(NoRestart::NoImage)?;
-        let has_all = |replica: Replica| replica.payload >= process.payload.end && replica.causes >= process.causes.end();
-        let replicated = process.role.replica.is_none_or(has_all);
         // A verified image will be committed, and a log that is not stable will be stable.
         let committing = process.images.incoming.is_some();
+        if process.images.committed.is_empty() && !committing {
+            return Err(NoRestart::NoImage);
+        }
+        let has_all = |replica: Replica| replica.payload >= process.payload.end && replica.causes >= process.causes.end();
+        let replicated = process.role.replica.is_none_or(has_all);
         if committing || !replicated || process.journal_stable < process.journal.end() {
             return Err(NoRestart::Unstable);
         }
         if process.images.restores >= RESTORES {
             if process.images.are_final {
-                return Err(NoRestart::NoImage);
+                return Err(NoRestart::NotRestored);
             }
             self.go_back(id);
         }

@@ -151,6 +151,10 @@ pub enum NoRestart {
     /// The replica, or the file, does not have all of the log yet.
     #[error("its log is not stable yet")]
     Unstable,
+    /// It was brought back from its newest image, and lost before it was live, [`RESTORES`](super::RESTORES) times. What the image
+    /// before needs is with no sender any more.
+    #[error("it was lost on its way back from its last checkpoint {} times", super::RESTORES)]
+    NotRestored,
 }
 
 /// Why a message was not taken. The connection it came on is to be closed.

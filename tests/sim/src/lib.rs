@@ -12,7 +12,10 @@
 //!
 //! Beside these, [`scale`] measures clusters of thousands of protectors, without faults of the network and without checkers.
 //!
-//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written once more here, after them), PMI, suspension. Scenarios on the real thing are in `tests/tests`.
+//! Jobs are suspended and resumed, too.
+//!
+//! Not simulated: the daemon's sockets and the library's system calls (here are other drivers of the same machines), and PMI. Scenarios on the real
+//! thing are in `tests/tests`.
 #![forbid(unsafe_code)]
 
 pub mod app;

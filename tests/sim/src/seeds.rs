@@ -70,7 +70,7 @@ pub fn text_of(payload: &dyn std::any::Any) -> &str {
 
 /// The rule that a message names: its first part, or the one after what `assert_eq` puts before it.
 pub fn rule_of(what: &str) -> &str {
-    const RULES: [&str; 10] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "views", "end", "hang"];
+    const RULES: [&str; 11] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "views", "restart", "end", "hang"];
     let mut parts = what.splitn(3, ':').map(str::trim);
     let named = parts.find(|part| !part.starts_with("assertion"));
     named.filter(|rule| RULES.contains(rule)).unwrap_or("assertion")

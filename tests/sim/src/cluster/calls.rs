@@ -42,6 +42,8 @@ pub fn is_of_program(to: SocketAddr) -> bool {
 enum Question {
     /// The answer of its node to this question, for a thread's call.
     Node { ask: u64, thread: usize },
+    /// The same, for the socket of this end, which was refused while it was under way.
+    Refused { ask: u64, end: StreamId },
     /// The greeting of the first caller, which its node has named.
     Greeting { connection: ConnectionId, until: Duration },
 }
@@ -181,6 +183,14 @@ impl World {
                     self.called((pid, thread), calls, result);
                 }
             }
+            Some(Question::Refused { ask, end }) => {
+                let at = lib.from_node.iter().position(|message| answer_to(message) == Some(ask));
+                if let Some(FromNode::Peer { peer, at, later, in_cluster, .. }) = at.and_then(|at| lib.from_node.remove(at)) {
+                    lib.calls.question = None;
+                    let peer = peer.map(|process| Peer { process, at });
+                    self.handle_refused(pid, end, &Found { peer, later, in_cluster });
+                }
+            }
             Some(Question::Greeting { connection, until }) => {
                 let result = self.hear_caller(pid, connection, until);
                 self.sure(pid, result);
@@ -197,6 +207,22 @@ impl World {
         let question = question(ask);
         self.trace(|| format!("process {pid}, thread {thread} asks: {question:?}"));
         self.tell_node(pid, question);
+    }
+
+    /// The socket of this end was refused while it was under way: whether the process that was called is there the nodes know.
+    pub fn ask_who_refused(&mut self, pid: u32, end: StreamId) {
+        let lib = self.lib(pid);
+        let of = lib.calls.under_way.iter().find(|of| of.end == end).map(|of| of.conn);
+        let slot = lib.observer.table().find_end(end.connection, true);
+        let peer = slot.and_then(|slot| lib.observer.table().get(slot)).map(|connection| connection.peer);
+        let to = peer.and_then(|peer| self.listens_at(pid, peer));
+        let (Some(conn), Some(to)) = (of, to) else { return };
+        let (from, connection) = (self.net.conns[conn].from, end.connection);
+        let calls = &mut self.lib(pid).calls;
+        calls.asks += 1;
+        let ask = calls.asks;
+        calls.question = Some(Question::Refused { ask, end });
+        self.tell_node(pid, ToNode::Connecting { ask, connection, from, to });
     }
 
     fn hear_answer(&mut self, (pid, thread): Caller, message: &FromNode) -> Result<(), Error> {

@@ -9,9 +9,10 @@
 //! | G4 | after a process was fenced no older incarnation of it is acknowledged anything that the newer one's log has not |
 //! | G5 | what is sent once more is what was sent then |
 //! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
+//! | restart | the job restarts from its beginning only where nothing else is left ([`super::anew`]) |
 //! | end | the job ends, as it should; nothing is left of it |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -20,10 +21,11 @@ use radic_protector::store::{File, Restart, Speaker, Store};
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
-use radic_wire::log::FromProtector;
+use radic_wire::log::{FromProtector, HeldImage, ImageState};
 use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
+use super::anew::Trouble;
 use super::machine::{Machine, name};
 use super::net::machine_of;
 use super::process::{Lib, Process};
@@ -55,6 +57,10 @@ pub struct Checks {
     begun_epoch: Epoch,
     /// Its home has said that there will be another one.
     restarts: bool,
+    /// What has gone wrong with each process since it was live last.
+    troubles: BTreeMap<ProcessId, Trouble>,
+    /// Images of which a bit has flipped after they were verified, in a file or on the way to the process.
+    pub damaged: BTreeSet<(ProcessId, u64)>,
     /// The home that gave each epoch of each job, and when.
     homes: BTreeMap<(JobId, Epoch), (NodeId, Duration)>,
 }
@@ -119,6 +125,22 @@ impl Checks {
             );
         }
         self.begun.insert((process, incarnation), restart.log_end);
+        self.trouble_of(process).restores += 1;
+    }
+
+    /// What has gone wrong with a process since it was live last.
+    pub fn trouble(&self, process: ProcessId) -> Trouble {
+        self.troubles.get(&process).copied().unwrap_or_default()
+    }
+
+    /// The same, to be noted.
+    pub fn trouble_of(&mut self, process: ProcessId) -> &mut Trouble {
+        self.troubles.entry(process).or_default()
+    }
+
+    /// A process is live again.
+    pub fn handle_live(&mut self, process: ProcessId) {
+        self.troubles.remove(&process);
     }
 
     /// A protector says something to an observer.
@@ -154,6 +176,18 @@ impl Checks {
         let of_process = |key: &(ProcessId, Incarnation)| key.0 == process;
         let acked = self.acked.iter_mut().chain(&mut self.begun).filter(|(key, _)| of_process(key));
         acked.for_each(|(_, position)| *position = end.min(*position));
+    }
+
+    /// Whether nobody has begun to bring a rank of a suspended job back. Known, not mended: if the job's home is lost before the rank's protector
+    /// has heard of the rank, no node knows of it, though
+    /// the command that resumes the job has written its log there; the job restarts from its beginning.
+    pub fn was_never_ordered(&self, process: ProcessId) -> bool {
+        self.suspended.get(&process).is_some_and(|ended| self.voices.get(&process) == Some(ended))
+    }
+
+    /// Whether this incarnation is of the job's epoch, and of its life since it was suspended last.
+    pub fn is_of_now(&self, process: ProcessId, incarnation: Incarnation) -> bool {
+        incarnation.epoch == self.epoch && self.suspended.get(&process).is_none_or(|ended| incarnation > *ended)
     }
 
     /// Up to where the journal of a process is stable: no death undoes what is before.
@@ -198,6 +232,12 @@ fn kept_at(machine: &Machine, job: Option<JobId>) -> Vec<(Rank, Range<usize>)> {
     let kept = job.and_then(|job| machine.node.as_ref().map(|node| node.kept_output(job))).unwrap_or_default();
     let kept = kept.into_iter().filter(|(_, stream, _)| *stream == OutputStream::Stdout);
     kept.map(|(rank, _, range)| (rank, range.start as usize..range.end as usize)).collect()
+}
+
+/// An image, and those that it builds upon: the whole one comes last. One that is not held any more ends the chain.
+fn chain_of(held: &[HeldImage], newest: u64) -> Vec<u64> {
+    let parent = |image: &u64| held.iter().find(|of| of.image == *image)?.parent;
+    std::iter::successors(Some(newest), parent).collect()
 }
 
 /// Whether all of a range is in another.
@@ -367,7 +407,7 @@ impl World {
     }
 
     /// Whether the newest view is without this machine's node.
-    fn is_declared_dead(&self, at: usize) -> bool {
+    pub(super) fn is_declared_dead(&self, at: usize) -> bool {
         let newest = self.checks.views.last_key_value();
         newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name(at)))
     }
@@ -465,7 +505,7 @@ impl World {
             return;
         }
         let held = store.list(process).expect("it is known");
-        let committed = |image: &&radic_wire::log::HeldImage| image.state == radic_wire::log::ImageState::Committed;
+        let committed = |image: &&HeldImage| image.state == ImageState::Committed;
         let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
         // What another node than its protector has, and what lacks something that was acknowledged since, brings no process back: it may go when that node is to hold
         // the log once more.
@@ -485,7 +525,8 @@ impl World {
                 assert!(position <= cut, "G6: the journal of {process} is cut at {position}, the newest image covers {cut}");
             }
             (File::Image(_, image), None) => {
-                assert!(newest.is_none_or(|newest| newest.image != image), "G6: the newest image of {process} is removed");
+                let is_needed = newest.is_some_and(|newest| chain_of(&held.images, newest.image).contains(&image));
+                assert!(!is_needed, "G6: image {image} of {process} is removed, and the newest one builds upon it, or is it");
             }
             (File::Stream(..), _) => assert!(newest.is_some(), "G6: payload of {process} goes without an image"),
             _ => {}
@@ -501,8 +542,15 @@ impl World {
         if self.is_protected_elsewhere(process, at) {
             return; // The same, and the process has another protector since.
         }
-        let whole = logs.committed(process, image).is_some_and(|bytes| self.saved_of(&bytes).is_some());
-        assert!(whole, "G6: image {image} of {process} is committed, and not whole");
+        let held = logs.server.store().list(process).expect("an image of it is committed");
+        let mut chain = chain_of(&held.images, image);
+        chain.reverse();
+        let layers: Option<Vec<Vec<u8>>> = chain.iter().map(|image| logs.committed(process, *image)).collect();
+        let whole = layers.is_some_and(|layers| self.saved_of_chain(layers.iter()).is_some());
+        assert!(
+            whole,
+            "G6: image {image} of {process} is committed, and it is not whole with those that it builds upon, {chain:?}"
+        );
         if let Some(replica) = logs.replica(process) {
             let replica = &self.machines[replica].logs;
             // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.
@@ -544,14 +592,21 @@ impl World {
                 continue;
             }
             // What was printed in an earlier epoch is not printed again, whatever it would be now.
-            let known = printed.iter().zip(&program.out).enumerate().filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
-            let same =
-                printed.len() >= program.out.len() && (self.checks.epoch > Epoch::FIRST || printed.len() == program.out.len());
-            let same = same && (self.checks.epoch > Epoch::FIRST || known.into_iter().all(|(_, (printed, out))| printed == out));
+            let old = self.printed_before(id).min(printed.len());
+            let known = printed.iter().zip(&program.out).enumerate().skip(old);
+            let mut known = known.filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
+            let same = printed.len() == program.out.len().max(old) && known.all(|(_, (printed, out))| printed == out);
             assert!(same, "G3: {id} has printed {:?}, the terminal {printed:?}", program.out);
         }
         assert_eq!(sent, received, "G3: what was sent is what was received");
         self.counts.limits += limits;
+    }
+
+    /// How much of the output of a rank may be of an earlier epoch of the job: the next one prints on from there.
+    pub fn printed_before(&self, process: ProcessId) -> usize {
+        let before = self.processes.iter().filter(|of| of.id == process);
+        let before = before.filter(|of| of.incarnation().is_some_and(|incarnation| incarnation.epoch < self.checks.epoch));
+        before.filter_map(|of| of.lib.as_ref()).map(|lib| lib.program.out.len()).max().unwrap_or(0)
     }
 
     /// The one documented loss of output: without a terminal the home keeps it, and is lost before another terminal has come. All that homes have kept so that are lost, or

@@ -43,6 +43,14 @@ pub struct Breaks {
     pub early: bool,
     /// A process that has come to its end ends at once, as if all had.
     pub hasty: bool,
+    /// Logs say that they have no image of a process that is lost.
+    pub hopeless: bool,
+    /// Logs remove the image that a newer one builds upon (G6).
+    pub pruned: bool,
+    /// What is printed once the job has restarted from its beginning comes as something else (G3).
+    pub garbled: bool,
+    /// Disks lose images that are committed (G6).
+    pub lost: bool,
 }
 
 /// What has happened, in numbers.

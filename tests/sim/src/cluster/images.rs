@@ -1,14 +1,21 @@
 //! The images of processes: what the engine makes of a process, and the connection on which an image goes to the protector. When an image is begun,
 //! and upon which other one, decides [`Images`]. The way back is in [`super::restores`].
+//!
+//! As in the library the process first logs in at the protector's log service, and does nothing else meanwhile ([`World::is_logging_in`]); then it is
+//! cut and saved.
+
+use std::time::Duration;
 
 use radic_observer::Context;
 use radic_observer::Observer;
-use radic_observer::session::images::{Action, Images};
+use radic_observer::haste::Haste;
+use radic_observer::links::Links;
+use radic_observer::pressure::Pressure;
+use radic_observer::session::images::{Action, Images, Parent};
 use radic_protector::store::Speaker;
 use radic_wire::log::ToProtector;
 use radic_wire::login::Channel;
 use radic_wire::mac::MAC;
-use std::collections::VecDeque;
 
 use super::net::{ConnId, Owner, Packet, Word, code};
 use super::program::Program;
@@ -17,26 +24,53 @@ use crate::app::mix;
 
 /// One in so many times the engine refuses to save a process.
 const REFUSED: usize = 60;
+/// Bytes of an image that are sent at once.
+const PIECE: usize = 16;
 /// The beginning of an image's bytes: its place, a sum, and the place of the image that it is an increment of.
 const HEAD: usize = 24;
 
-/// What an image is: the process as it was.
-#[expect(missing_docs, reason = "observer and program")]
+/// Time for the login of an image, as in the library.
+const LOGIN: Duration = Duration::from_secs(5);
+
+/// What an image is: the process as it was, with all that the library's layer has of it in the process's memory. What becomes of each part after a
+/// restore says the table in
+/// `preload/src/restart.rs`.
 #[derive(Debug, Clone)]
 pub struct Saved {
+    /// The observer.
     pub observer: Observer,
+    /// The program.
     pub program: Program,
+    /// What is done about links that are not up: of another incarnation's sockets.
+    pub links: Links,
+    /// The image itself is under way.
+    pub images: Images,
+    /// How full the outbox was when that was told last.
+    pub pressure: Pressure,
+    /// How outcomes are shipped.
+    pub haste: Haste,
+    /// Outcomes wait for [`Haste`] to decide about them.
+    pub has_received: bool,
+    /// The program is through with its start.
     pub initialized: bool,
+    /// A checkpoint is wanted.
+    pub due: bool,
+}
+
+/// How far the connection of an image is.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// The login, until then. The image is to be an increment of this one; the log is on this connection of the journal.
+    LoggingIn { parent: Option<Parent>, until: Duration, journal: Option<ConnId> },
+    /// The image goes to the protector.
+    Shipping,
 }
 
 /// The connection on which an image goes to the protector.
 #[derive(Debug)]
 pub struct Shipping {
     conn: ConnId,
-    image: u64,
-    /// What is sent when the login is admitted.
-    left: VecDeque<Packet>,
-    is_admitted: bool,
+    stage: Stage,
 }
 
 impl World {
@@ -53,9 +87,9 @@ impl World {
                 Action::Remind(image) => self.say_of_image(pid, &ToProtector::ImageUnderWay { image }),
             }
         }
-        if self.lib(pid).images.under_way().is_none()
-            && let Some(shipping) = self.lib(pid).image.take()
-        {
+        let lib = self.lib(pid);
+        let is_over = lib.images.under_way().is_none();
+        if let Some(shipping) = lib.image.take_if(|shipping| is_over && matches!(shipping.stage, Stage::Shipping)) {
             self.close(shipping.conn, 0);
         }
         result
@@ -67,7 +101,7 @@ impl World {
         }
     }
 
-    /// A checkpoint is wanted, and the process is between two calls.
+    /// A checkpoint is wanted, and the process is between two calls: it logs in, if it makes an image now.
     pub fn checkpoint(&mut self, pid: u32) {
         let lib = self.lib(pid);
         if lib.program.is_in_call() || !lib.is_log_up() {
@@ -75,6 +109,36 @@ impl World {
         }
         lib.due = false;
         let Some(parent) = self.drive_images(pid, |images, cx| images.begin(cx, false)) else { return };
+        self.ship_journal(pid);
+        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector());
+        let conn = self.connect(Owner::Process(pid), at, protector);
+        let (until, journal) = (self.now + LOGIN, self.lib(pid).conns.journal());
+        self.lib(pid).image = Some(Shipping { conn, stage: Stage::LoggingIn { parent, until, journal } });
+    }
+
+    /// Whether the process waits for the login of an image, and does nothing else. One that waits too long gives the image up.
+    pub fn is_logging_in(&mut self, pid: u32) -> bool {
+        let now = self.now;
+        match self.lib(pid).image {
+            Some(Shipping { stage: Stage::LoggingIn { until, .. }, .. }) if now < until => true,
+            Some(Shipping { stage: Stage::LoggingIn { .. }, .. }) => {
+                self.give_up_login(pid);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// The process was not let in: no image begins, and the attempt has held up the program.
+    fn give_up_login(&mut self, pid: u32) {
+        if let Some(shipping) = self.lib(pid).image.take() {
+            self.close(shipping.conn, 0);
+        }
+        self.drive_images(pid, |images, cx| images.handle_not_begun(cx, "the protector's log".to_owned(), true));
+    }
+
+    /// The login is admitted: the process is cut and saved, and its image is shipped.
+    fn make_image(&mut self, pid: u32, conn: ConnId, parent: Option<Parent>) {
         let (mut streams, mut ended) = (Vec::new(), Vec::new());
         let line = self.lib(pid).images.line();
         let (begin, image) = match self.lib(pid).observer.checkpoint(line, &mut streams, &mut ended) {
@@ -85,56 +149,46 @@ impl World {
                 return;
             }
         };
+        self.send(conn, 0, Packet::Word(Word::Log(begin)));
+        self.lib(pid).observer.pack_outbox(line);
+        self.lib(pid).image = Some(Shipping { conn, stage: Stage::Shipping });
         self.drive_images(pid, |images, _| images.handle_begun(image));
+        self.say_of_image(pid, &ToProtector::ImageUnderWay { image });
         if self.dice.one_in(REFUSED) {
+            self.lib(pid).observer.handle_saved();
             return self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "a socket of another kind".to_owned()));
         }
         self.counts.images += 1;
         let process = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let (of, position) = (Speaker { process, incarnation: lib.observer.incarnation() }, lib.observer.journal().end());
-        self.checks.handle_image(of, image, position);
-        let lib = self.lib(pid);
-        lib.observer.pack_outbox(line);
-        let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };
+        let saved = lib.saved();
         lib.observer.handle_saved();
+        self.checks.handle_image(of, image, position);
         let (content, engine) = self.save(saved, parent.map(|parent| parent.engine));
         self.drive_images(pid, |images, _| images.handle_saved(engine));
-        self.ship_image(pid, image, begin, &content);
+        for (index, bytes) in content.chunks(PIECE).enumerate() {
+            let offset = (index * PIECE) as u64;
+            let chunk = code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out));
+            self.send(conn, 0, Packet::Word(Word::Log(chunk)));
+        }
+        self.send(conn, 0, Packet::Word(Word::ContentEnd));
     }
 
-    fn ship_image(&mut self, pid: u32, image: u64, begin: Vec<u8>, content: &[u8]) {
-        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector());
-        let chunks = content.chunks(16).enumerate().map(|(index, bytes)| {
-            let offset = index as u64 * 16;
-            code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))
-        });
-        let left: VecDeque<Packet> = std::iter::once(begin).chain(chunks).map(|bytes| Packet::Word(Word::Log(bytes))).collect();
-        let conn = self.connect(Owner::Process(pid), at, protector);
-        self.lib(pid).image = Some(Shipping { conn, image, left, is_admitted: false });
-    }
-
-    /// A packet on the connection of an image that is shipped; false: it is another connection's.
+    /// A packet on the connection of an image; false: it is another connection's.
     pub fn arrive_for_image(&mut self, pid: u32, conn: ConnId, packet: &Packet) -> bool {
         let id = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
-        let Some(shipping) = lib.image.as_mut().filter(|shipping| shipping.conn == conn) else { return false };
+        let Some(shipping) = lib.image.as_ref().filter(|shipping| shipping.conn == conn) else { return false };
+        // What the protector says of an image that is shipped comes on the journal's connection.
+        let Stage::LoggingIn { parent, journal, .. } = shipping.stage else { return true };
+        let is_same = lib.is_log_up() && lib.conns.journal() == journal;
         match packet {
             Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
-            Packet::Word(Word::Admitted) => {
-                shipping.is_admitted = true;
-                let (image, left) = (shipping.image, std::mem::take(&mut shipping.left));
-                self.say_of_image(pid, &ToProtector::ImageUnderWay { image });
-                left.into_iter().for_each(|packet| self.send(conn, 0, packet));
-                self.send(conn, 0, Packet::Word(Word::ContentEnd));
-            }
-            // A process of the library logs in before it is saved.
-            _ if !shipping.is_admitted => {
-                self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "the protector's log".to_owned()));
-            }
-            // The protector says on the journal's connection what became of it.
-            _ => {}
+            Packet::Word(Word::Admitted) if is_same => self.make_image(pid, conn, parent),
+            // In the library nothing of the session happens meanwhile.
+            _ => self.give_up_login(pid),
         }
         true
     }

@@ -1,7 +1,8 @@
 //! The sockets of a process's links: [`radic_observer::links`] decides, here they are the simulated network's. Those of new connections come from [`super::calls`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use radic_observer::connect::Found;
 use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Links, SocketId};
 use radic_observer::{Context, Failure};
@@ -43,9 +44,21 @@ pub struct Sockets {
     links: BTreeMap<ConnId, Socket>,
     visitors: BTreeMap<SocketId, ConnId>,
     dialed: BTreeMap<SocketId, ConnId>,
+    /// Ends whose peer wants nothing more: what waits for the socket leaves no more.
+    silent: BTreeSet<StreamId>,
 }
 
 impl Sockets {
+    /// Whether what waits for the socket of this end leaves no more.
+    pub fn is_silent(&self, end: StreamId) -> bool {
+        self.silent.contains(&end)
+    }
+
+    /// The program ends the stream of this end: that leaves, and what is before it.
+    pub fn speak(&mut self, end: StreamId) {
+        self.silent.remove(&end);
+    }
+
     /// The connection that is the link of this end, and our side of it.
     pub fn conn(&self, end: StreamId) -> Option<(ConnId, usize)> {
         let conn = *self.by_end.get(&end)?;
@@ -155,7 +168,13 @@ impl World {
             Action::Unplug(end) => self.drop_link(pid, end),
             // Its end is known now.
             Action::Restore(end) => self.lib(pid).sockets.link(end).into_iter().for_each(|socket| socket.ended = None),
-            Action::Discard(_) | Action::RefuseSends(..) => {}
+            // A socket that is in question lies aside.
+            Action::Discard(end) => {
+                if self.lib(pid).sockets.link(end).is_some_and(|socket| socket.ended.is_some()) {
+                    self.drop_link(pid, end);
+                }
+            }
+            Action::RefuseSends(end) => _ = self.lib(pid).sockets.silent.insert(end),
             Action::Refused(error) => self.trace(|| format!("process {pid} refuses a connection: {error}")),
         }
     }
@@ -214,6 +233,7 @@ impl World {
     fn install(&mut self, pid: u32, end: StreamId, (conn, side): (ConnId, usize)) {
         self.drop_link(pid, end);
         let sockets = &mut self.lib(pid).sockets;
+        sockets.speak(end);
         sockets.by_end.insert(end, conn);
         sockets.links.entry(conn).or_insert(Socket { side, ..Socket::default() });
         self.counts.links += 1;
@@ -238,19 +258,37 @@ impl World {
 
     /// What the kernel says of sockets that are under way.
     fn look_at_under_way(&mut self, pid: u32) {
+        for (end, made) in self.lib(pid).calls.fares() {
+            if !self.is_running(pid) || self.is_in_question(pid) {
+                return;
+            }
+            if made {
+                self.drive(pid, |links, cx| {
+                    links.handle_made(cx, end);
+                    Ok(())
+                });
+            } else {
+                self.ask_who_refused(pid, end);
+            }
+        }
+    }
+
+    /// The node has said which process is called where a socket under way was refused.
+    pub fn handle_refused(&mut self, pid: u32, end: StreamId, found: &Found) {
         /// ECONNREFUSED.
         const REFUSED: i32 = 111;
-        for (end, made) in self.lib(pid).calls.fares() {
-            if self.is_running(pid) {
-                self.drive(pid, |links, cx| {
-                    if made {
-                        links.handle_made(cx, end);
-                        return Ok(());
-                    }
-                    // Its listener was there, and only a death takes it away.
-                    links.handle_refused(cx, end, REFUSED, true)
-                });
-            }
+        self.drive(pid, |links, cx| links.handle_refused(cx, end, REFUSED, found));
+    }
+
+    /// The program is about to close a connection.
+    pub fn handle_closing(&mut self, pid: u32, slot: Slot) {
+        self.drive(pid, |links, cx| {
+            links.handle_closing(cx, slot);
+            Ok(())
+        });
+        let Some(end) = self.end_of(pid, slot).filter(|end| !self.lib(pid).links.is_under_way(*end)) else { return };
+        if let Some((conn, _)) = self.lib(pid).calls.take_under_way(end) {
+            self.close(conn, 0);
         }
     }
 
@@ -374,7 +412,7 @@ impl World {
             return;
         }
         self.look_at_under_way(pid);
-        if !self.is_running(pid) {
+        if !self.is_running(pid) || self.is_in_question(pid) {
             return;
         }
         self.drive(pid, |links, cx| links.handle_timeout(cx));

@@ -15,6 +15,7 @@ use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::peer::Answer;
 
+use super::counts::Breaks;
 use super::images::code_of;
 use super::net::{ConnId, Owner, Packet, Word, machine_of};
 use super::queue::Event;
@@ -193,6 +194,11 @@ impl World {
     }
 
     fn fenced(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, result: Result<Restart, NoRestart>) {
+        let has_image = self.logs(at).server.store().has_image(process);
+        let result = if self.breaks.hopeless { Err(NoRestart::NoImage) } else { result };
+        if matches!(result, Err(NoRestart::NoImage)) && !has_image && self.checks.is_voice(process, incarnation) {
+            self.checks.trouble_of(process).had_no_image = true;
+        }
         if let Ok(restart) = &result {
             let boot = self.machines[at].boot;
             self.brought_back.insert(Speaker { process, incarnation }, (at, boot));
@@ -430,7 +436,7 @@ impl World {
                 let after = self.disk_time(at);
                 self.logs_later(at, after, Done::Verified(verification));
             }
-            Action::SendImage(to, process, image, bytes) => self.send_image(at, conn(to), File::Image(process, image), bytes),
+            Action::SendImage(to, process, image, bytes) => self.send_image(at, conn(to), (process, image), bytes),
             Action::Fenced(process, incarnation, result) => self.fenced(at, process, incarnation, result),
             Action::Tell(event) => {
                 match (event.what, event.process) {
@@ -440,7 +446,9 @@ impl World {
                     }
                     (What::Committed(image), Some(process)) => {
                         self.counts.commits += 1;
+                        self.checks.trouble_of(process).restores = 0;
                         self.check_commit(at, process, image);
+                        self.lose_images(at, process, image);
                     }
                     (What::Useless, _) => self.counts.went_back += 1,
                     _ => {}
@@ -450,16 +458,28 @@ impl World {
         }
     }
 
+    /// What is done wrong on purpose with images once this one is committed: its parent is removed, or its file is lost.
+    fn lose_images(&mut self, at: usize, process: ProcessId, image: u64) {
+        let Breaks { pruned, lost, .. } = self.breaks;
+        let held = self.logs(at).server.store().list(process);
+        let parent = held.and_then(|held| held.images.iter().find(|of| of.image == image)?.parent);
+        if let Some(parent) = parent.filter(|_| pruned) {
+            self.check_truncation(at, File::Image(process, parent), None);
+        }
+        self.logs(at).remove_files(|file| lost && file == File::Image(process, image));
+    }
+
     /// Sends an image, as the thread of a service does, as far as it is held when it is opened.
-    fn send_image(&mut self, at: usize, conn: ConnId, file: File, held: Option<u64>) {
+    fn send_image(&mut self, at: usize, conn: ConnId, (process, image): (ProcessId, u64), held: Option<u64>) {
+        let file = File::Image(process, image);
         let found = held.and_then(|held| self.logs(at).files.get(&file)?.get(..held as usize)).map(<[u8]>::to_vec);
         let offer = Offer::of(held, found.as_ref().map(|image| Offer { bytes: image.len() as u64, code: code_of(image) }));
         self.send(conn, 1, Packet::Word(Word::Offer(Offer::encode(offer).to_vec())));
         let after = self.disk_time(at);
-        let mut image = found.unwrap_or_default();
-        let is_damaged = self.is_damaged_since();
-        image.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
-        self.logs_later(at, after, Done::Opened(number(conn), image));
+        let mut bytes = found.unwrap_or_default();
+        let is_damaged = self.is_damaged_since(process, image);
+        bytes.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
+        self.logs_later(at, after, Done::Opened(number(conn), bytes));
     }
 
     fn send_content(&mut self, at: usize, conn: ConnId, image: &[u8]) {

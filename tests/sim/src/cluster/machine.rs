@@ -168,6 +168,7 @@ impl World {
             self.over = Some((at, false));
         }
         if event.event == EventName::Restart {
+            self.judge_restart(at, &event.text);
             self.checks.handle_job_restart();
         }
         let seen = self.seen.entry(event.event).or_default();
@@ -321,6 +322,7 @@ impl World {
     }
 
     fn break_any(&mut self) {
+        self.net.broken = Some(self.now);
         let live =
             |conn: &Conn| !conn.broken && conn.ends.iter().all(|end| !end.closed) && conn.ends[0].machine != conn.ends[1].machine;
         let live: Vec<ConnId> = (0..self.net.conns.len()).filter(|conn| live(&self.net.conns[*conn])).collect();

@@ -124,6 +124,8 @@ pub struct Net {
     pub cuts: BTreeMap<(usize, usize), Duration>,
     /// Machines with slow links: this much is added.
     pub slow: BTreeMap<usize, Duration>,
+    /// When connections broke last by a fault.
+    pub broken: Option<Duration>,
     /// What listens where.
     pub listeners: BTreeMap<SocketAddr, Owner>,
     /// Ports that were given.

@@ -1,5 +1,6 @@
-//! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls. What is ours here is written after
-//! `preload/src/layer.rs`, `layer/`, `restart.rs` and `image.rs`; links are in [`super::links`].
+//! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls: its beginning and its end,
+//! what its node says, and the order in
+//! which it looks after everything between two calls of its program. Links are in [`super::links`], images in [`super::images`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -7,26 +8,24 @@ use std::time::Duration;
 
 use radic_observer::causes::Bounds;
 use radic_observer::connection::{Connection, Link, Slot};
-use radic_observer::frames::Leaving;
 use radic_observer::haste::Haste;
-use radic_observer::journal::Ship;
 use radic_observer::links::Links;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
-use radic_observer::{Error, Failure, Front, Observer, Transmit};
+use radic_observer::{Error, Failure, Front, Observer};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::job::ExitStatus;
-use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::log::FromProtector;
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 
 use super::calls::Calls;
 use super::images::{Saved, Shipping};
 use super::links::Sockets;
-use super::net::{ConnId, Owner, Packet, Word, code, framed};
+use super::net::{ConnId, Owner, Packet};
 use super::program::Program;
 use super::queue::Event;
 use super::session::Conns;
@@ -35,6 +34,8 @@ use super::world::World;
 
 /// The code of a process that cannot go on.
 const FAILED: i32 = 125;
+/// Microseconds within which a node hears all of the end of a process.
+const ENDED: usize = 300;
 /// Where the number of the program begins in the name of an observer, above that of the process.
 const PROGRAM: u32 = 32;
 /// How much of everything an observer has here: little, so that bounds are met.
@@ -60,27 +61,40 @@ pub const CAUSAL: radic_observer::Config = radic_observer::Config { causes: Some
 pub const STAYS: radic_observer::Config = radic_observer::Config { outbox_blocks: 48, payload_stays: true, ..CAUSAL };
 
 /// The library in a process.
-#[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
 pub struct Lib {
+    /// The observer.
     pub observer: Observer,
+    /// The program, and what it has printed.
     pub program: Program,
+    /// What decides about the connections to the protector.
     pub session: Session,
+    /// These connections.
     pub conns: Conns,
+    /// What the protector has said and nobody has read.
     pub from_protector: VecDeque<Vec<u8>>,
+    /// What the node has said and nobody has read.
     pub from_node: VecDeque<FromNode>,
+    /// What decides about links that are not up.
     pub links: Links,
+    /// The sockets of links, and of those that are to be some.
     pub sockets: Sockets,
+    /// The listener, and calls that are under way.
     pub calls: Calls,
+    /// What decides about images.
     pub images: Images,
-    /// The connection of the image under way, and what is to be said there.
+    /// The connection of the image under way.
     pub image: Option<Shipping>,
+    /// A checkpoint is wanted.
     pub due: bool,
+    /// When the node is told that the outbox fills.
     pub pressure: Pressure,
+    /// The program is through with its start.
     pub initialized: bool,
     /// Its peers can call it.
     pub has_door: bool,
     /// It computes until then, and looks at nothing.
     pub busy: Duration,
+    /// When outcomes are shipped.
     pub haste: Haste,
     /// Its last calls have received bytes, and when that is shipped [`Haste`] decides.
     pub has_received: bool,
@@ -186,6 +200,21 @@ impl Lib {
             }
         }
         Ok(self.has_bytes(slot))
+    }
+
+    /// What an image of the process has, made now.
+    pub fn saved(&self) -> Saved {
+        Saved {
+            observer: self.observer.clone(),
+            program: self.program.clone(),
+            links: self.links.clone(),
+            images: self.images.clone(),
+            pressure: self.pressure.clone(),
+            haste: self.haste.clone(),
+            has_received: self.has_received,
+            initialized: self.initialized,
+            due: self.due,
+        }
     }
 
     /// Where its log goes.
@@ -348,12 +377,21 @@ impl World {
         }
         let process = &self.processes[pid as usize];
         let (id, at, observer) = (process.id, process.machine, process.observer_id(pid));
+        let is_live = process.lib.as_ref().is_some_and(|lib| !lib.observer.is_replaying());
+        if process.restored.is_some() && !is_live {
+            self.checks.trouble_of(id).deaths += 1;
+        }
         self.trace(|| format!("n{}: process {pid} of {id} ends: {status:?}", at + 1));
         self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
         self.abort_all(Owner::Process(pid));
-        self.input_soon(at, Input::ObserverGone(observer));
-        self.input_soon(at, Input::Exited(id, status));
-        self.pump_output(pid);
+        // The node hears these from a socket, from the kernel, and from pipes: in any order, but after all that the process has said.
+        let boot = self.machines[at].boot;
+        let gone = Event::Input(at, boot, Box::new(Input::ObserverGone(observer)));
+        let exited = Event::Input(at, boot, Box::new(Input::Exited(id, status)));
+        for event in [gone, exited, Event::OutputEnds(pid)] {
+            let after = Duration::from_micros(self.dice.below(ENDED) as u64);
+            self.schedule(self.now + super::LOCAL + after, event);
+        }
     }
 
     /// It cannot go on without breaking a guarantee.
@@ -406,7 +444,6 @@ impl World {
             Some(FromNode::Joined { incarnation, protector, journal, .. }) => self.joined(pid, (incarnation, journal), protector),
             Some(FromNode::Restart(restart)) => self.come_back(pid, *restart),
             Some(FromNode::Refused(why)) => self.fail(pid, &why),
-            Some(FromNode::Collect { ask, lost }) => self.say_causes(pid, ask, &lost),
             Some(message) => {
                 if let Some(lib) = &mut self.processes[pid as usize].lib {
                     lib.from_node.push_back(message);
@@ -434,7 +471,10 @@ impl World {
             (false, _) => &CONFIG,
         };
         let observer = Observer::begins_at(id, incarnation, journal, config);
-        self.add_lib(pid, observer, program, Session::new(protector));
+        let haste = if self.plan.causal { Haste::lazy() } else { Haste::default() };
+        let (links, images, pressure, has_received, initialized, due) = Default::default();
+        let new = Saved { observer, program, links, images, pressure, haste, has_received, initialized, due };
+        self.add_lib(pid, new, Session::new(protector));
     }
 
     fn come_back(&mut self, pid: u32, restart: Restart) {
@@ -443,15 +483,15 @@ impl World {
         if self.plan.is_useless(saved) {
             return self.end_process(pid, ExitStatus::Signal(libc::SIGBUS));
         }
-        let Saved { observer, mut program, initialized } = self.saved[saved].clone();
-        program.output.handle_restored(true);
+        let mut saved = self.saved[saved].clone();
+        saved.program.output.handle_restored(true);
+        saved.images.handle_restored();
         let voice = self.checks.is_voice(id, restart.incarnation);
-        self.add_lib(pid, observer, program, Session::restarted(restart.protector, restart.log_end));
+        self.add_lib(pid, saved, Session::restarted(restart.protector, restart.log_end));
         self.undo_past(pid, restart.incarnation, restart.log_end);
         if voice {
             self.checks.undo(id, restart.log_end, &restart.held);
         }
-        self.lib(pid).initialized = initialized;
         // With two threads the log is read ahead: as far as it is here.
         let ahead = if self.plan.threads { 8_192 } else { 128 };
         let result = self.lib(pid).observer.restart(
@@ -471,11 +511,9 @@ impl World {
         self.break_all(pid);
     }
 
-    fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
-        let (conns, from_protector, from_node) = Default::default();
-        let (links, sockets, calls, images, image) = Default::default();
-        let (due, initialized, has_door, has_received) = (false, false, false, false);
-        let (busy, haste) = (Duration::ZERO, if self.plan.causal { Haste::lazy() } else { Haste::default() });
+    fn add_lib(&mut self, pid: u32, memory: Saved, session: Session) {
+        let Saved { observer, program, links, images, pressure, haste, has_received, initialized, due } = memory;
+        let (conns, from_protector, from_node, sockets, calls, image) = Default::default();
         let lib = Lib {
             observer,
             program,
@@ -489,10 +527,10 @@ impl World {
             images,
             image,
             due,
-            pressure: Pressure::default(),
+            pressure,
             initialized,
-            has_door,
-            busy,
+            has_door: false,
+            busy: Duration::ZERO,
             haste,
             has_received,
         };
@@ -500,11 +538,11 @@ impl World {
         self.step_at(pid, self.now);
     }
 
-    /// Its node collects what lost processes did. A process that computes, or waits, is nudged, and answers all the same.
+    /// Its node collects what lost processes did. A process that computes is nudged, and answers all the same; one that waits for an answer of its
+    /// node, or for the login of an image,
+    /// answers after that.
     fn say_causes(&mut self, pid: u32, ask: u64, lost: &[(Rank, Incarnation)]) {
-        if self.processes[pid as usize].lib.is_some()
-            && let Some(causes) = self.collect(pid, lost)
-        {
+        if let Some(causes) = self.collect(pid, lost) {
             let is_silent = self.breaks.silent && self.processes[pid as usize].id.rank == Rank(0);
             let causes = if is_silent { Vec::new() } else { causes }.into();
             self.tell_node(pid, ToNode::Holds { ask, causes });
@@ -537,6 +575,7 @@ impl World {
                     self.sure(pid, result);
                     self.close_forgotten(pid);
                 }
+                FromNode::Collect { ask, lost } => self.say_causes(pid, ask, &lost),
                 FromNode::Checkpoint { request, line } => {
                     self.drive_images(pid, |images, cx| images.handle_request(cx, request, line));
                 }
@@ -589,7 +628,7 @@ impl World {
         if process.step.take_if(|at| *at <= self.now).is_none() || process.ended.is_some() || process.lib.is_none() {
             return;
         }
-        if self.is_in_question(pid) {
+        if self.is_in_question(pid) || self.is_logging_in(pid) {
             self.look_for_answer(pid);
             if self.is_running(pid) {
                 let pause = self.pause(pid, false);
@@ -616,18 +655,23 @@ impl World {
             let (now, busy) = (self.now, self.lib(pid).busy);
             let calls = if now < busy { 0 } else { 1 + self.dice.below(3) };
             for _ in 0..calls {
-                if self.has_library(pid) && !self.is_in_question(pid) {
+                if self.has_library(pid) && !self.waits_inside(pid) {
                     self.call(pid);
                 }
             }
         }
         if self.has_library(pid) {
-            if !self.is_in_question(pid) {
+            if !self.waits_inside(pid) {
                 self.tend_after(pid);
             }
             let pause = self.pause(pid, blocked);
             self.step_at(pid, self.now + pause);
         }
+    }
+
+    /// Whether the process waits inside the library for one thing, and does nothing else.
+    fn waits_inside(&mut self, pid: u32) -> bool {
+        self.is_in_question(pid) || self.is_logging_in(pid)
     }
 
     fn pause(&mut self, pid: u32, blocked: bool) -> Duration {
@@ -650,7 +694,7 @@ impl World {
         }
         self.ship_payload(pid);
         self.tend_links(pid);
-        if !self.is_running(pid) {
+        if !self.is_running(pid) || self.is_in_question(pid) {
             return;
         }
         self.forget_closed(pid);
@@ -662,7 +706,9 @@ impl World {
         if self.lib(pid).due && self.dice.below(4) > 0 {
             self.checkpoint(pid);
         }
-        self.tell_pressed(pid);
+        if !self.waits_inside(pid) {
+            self.tell_pressed(pid);
+        }
     }
 
     /// As the library does: the outbox fills, and an image makes room.
@@ -698,36 +744,6 @@ impl World {
         self.check_kept(pid);
     }
 
-    /// Ships what waits of the journal.
-    fn ship_journal(&mut self, pid: u32) {
-        let unclosed = self.breaks.unclosed;
-        let lib = self.lib(pid);
-        let Some([conn, _]) = lib.conns.used else { return };
-        lib.haste.handle_shipped();
-        while let Some(ship) = self.lib(pid).observer.poll_journal() {
-            let Ship { position, head, tail, causes } = ship;
-            let bytes = match causes {
-                None => framed(&[head, tail], |out| ToProtector::Journal { position, bytes: &[] }.write(out)),
-                Some(_) if unclosed => framed(&[head, tail], |out| ToProtector::Journal { position, bytes: &[] }.write(out)),
-                Some(causes) => framed(&[causes.bytes, head, tail], |out| causes.write_head(out, position)),
-            };
-            self.send(conn, 0, Packet::Word(Word::Log(bytes)));
-        }
-    }
-
-    fn ship_payload(&mut self, pid: u32) {
-        let Some(conns) = self.lib(pid).conns.used.filter(|_| self.lib(pid).is_log_up()) else { return };
-        while let Some(piece) = self.lib(pid).observer.poll_payload(usize::MAX) {
-            let (position, stream, offset) = (piece.position, piece.stream, piece.offset);
-            let bytes = if piece.is_end {
-                code(|out| ToProtector::PayloadEnd { position, stream, offset }.write(out))
-            } else {
-                framed(&[piece.head, piece.tail], |out| ToProtector::Payload { position, stream, offset, bytes: &[] }.write(out))
-            };
-            self.send(conns[1], 0, Packet::Word(Word::Log(bytes)));
-        }
-    }
-
     fn forget_closed(&mut self, pid: u32) {
         while let Some(word) = self.lib(pid).observer.poll_forget() {
             self.say_forgettable(pid, word);
@@ -736,45 +752,5 @@ impl World {
             self.tell_node(pid, ToNode::Over { connection });
         }
         self.close_forgotten(pid);
-    }
-
-    // ---- bytes that leave
-
-    fn transmit_all(&mut self, pid: u32) {
-        let slots: Vec<Slot> = self.lib(pid).observer.table().iter().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            // A socket takes some, not always all.
-            let most = 1 + self.dice.below(3);
-            _ = (0..most).all(|_| self.transmit(pid, slot));
-        }
-    }
-
-    /// False: there is nothing to send, or no link.
-    fn transmit(&mut self, pid: u32, slot: Slot) -> bool {
-        let link = self.end_of(pid, slot).and_then(|end| self.lib(pid).sockets.conn(end));
-        let Some((conn, side)) = link else { return false };
-        let begins = self.begins_frame(pid, slot);
-        match self.lib(pid).observer.poll_transmit(slot) {
-            Some(Transmit::Bytes(offset)) => {
-                if begins {
-                    self.note_frame(pid, slot, (conn, side), offset);
-                }
-                let observer = &self.lib(pid).observer;
-                let Leaving { header, payload } = observer.leaving(slot).expect("a frame is under way");
-                let stream = observer.outgoing(slot, offset).flatten().take(payload as usize);
-                let bytes: Vec<u8> = header.iter().chain(stream).copied().collect();
-                // A part of a frame that arrived twice would be none, and be refused.
-                let count = if self.breaks.twice { bytes.len() } else { 1 + self.dice.below(bytes.len()) };
-                let bytes = bytes[..count].to_vec();
-                self.lib(pid).observer.handle_transmitted(slot, bytes.len() as u64);
-                self.send(conn, side, Packet::Bytes(bytes));
-            }
-            Some(Transmit::End) => {
-                self.lib(pid).observer.handle_passed(slot, 1);
-                self.send(conn, side, Packet::End);
-            }
-            None => return false,
-        }
-        true
     }
 }

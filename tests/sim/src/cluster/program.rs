@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 
 use radic_observer::connect::Connect;
+use radic_observer::connection::Slot;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
 use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source};
@@ -537,6 +538,7 @@ impl World {
             lib.program.threads[thread].app.handle_finished(socket);
             lib.program.threads[thread].calls += 1;
             self.tell_finished(pid, slot, false);
+            self.let_end_leave(pid, slot);
         }
         Ok(())
     }
@@ -545,12 +547,25 @@ impl World {
         let lib = self.lib(pid);
         let fd = lib.program.threads[thread].app.sockets[socket].fd;
         let slot = lib.observer.table().slot_of(fd)?;
+        self.handle_closing(pid, slot);
+        if !self.is_running(pid) {
+            return Ok(());
+        }
+        let lib = self.lib(pid);
         if lib.observer.close(fd)?.is_none() {
             lib.program.threads[thread].app.handle_closed(socket);
             lib.program.threads[thread].calls += 1;
             self.tell_finished(pid, slot, true);
+            self.let_end_leave(pid, slot);
         }
         Ok(())
+    }
+
+    /// The end of a stream leaves, and what waits before it, also where what is sent is refused.
+    fn let_end_leave(&mut self, pid: u32, slot: Slot) {
+        if let Some(end) = self.end_of(pid, slot) {
+            self.lib(pid).sockets.speak(end);
+        }
     }
 
     fn begin_to_leave(&mut self, pid: u32) {

@@ -35,6 +35,8 @@ pub enum Event {
     Begin(u32),
     /// A process goes on.
     Step(u32),
+    /// The pipes of a process that has ended are closed.
+    OutputEnds(u32),
     /// The terminal hears something.
     Reply(usize, u64, Box<Reply>),
     /// The terminal connects again, for its machine's protector is gone.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use radic_protector::fetching::{Fetch, FetchAction, FetchError, OrderNumber, Orders, OrdersAction, Use, WRONG_CODE};
 use radic_protector::node::Input;
 use radic_protector::node::host::RestoreOrder;
-use radic_protector::store::File;
+use radic_protector::store::{File, Speaker};
 use radic_wire::event::EventName;
 use radic_wire::ids::ProcessId;
 use radic_wire::login::Channel;
@@ -153,6 +153,10 @@ impl World {
             Use::GivenUp => Err(FetchError::GivenUp),
             Use::Nothing => return,
         };
+        if let Err(error) = &result {
+            let speaker = Speaker { process: order.process, incarnation: order.incarnation };
+            self.judge_fetch(at, speaker, error);
+        }
         let told = result.as_ref().map(|_| ()).map_err(ToString::to_string);
         self.input_soon(at, Input::Fetched(order.process, told));
         if let Ok(saved) = result {
@@ -170,21 +174,46 @@ impl World {
     /// A file of the machine's own log service was read.
     pub fn image_opened(&mut self, at: usize, number: OrderNumber, image: u64) {
         let Some(restoring) = self.restoring(at, number) else { return };
-        let process = restoring.order.process;
+        let speaker = Speaker { process: restoring.order.process, incarnation: restoring.order.incarnation };
         let length = restoring.order.images.iter().find(|(of, _)| *of == image).map_or(0, |(_, length)| *length as usize);
-        let bytes = self.machines[at].logs.files.get(&File::Image(process, image)).and_then(|bytes| bytes.get(..length));
-        let bytes = bytes.map(<[u8]>::to_vec).unwrap_or_default();
-        let is_whole = !self.is_damaged_since() && !bytes.is_empty();
-        let result = if is_whole { Ok(()) } else { Err(WRONG_CODE.to_owned()) };
+        let file = File::Image(speaker.process, image);
+        let found = self.machines[at].logs.files.get(&file).and_then(|bytes| bytes.get(..length)).map(<[u8]>::to_vec);
+        if found.is_none() {
+            self.check_not_there(at, speaker, image);
+        }
+        let is_damaged = self.is_damaged_since(speaker.process, image);
+        let result = match &found {
+            None => Err("No such file or directory (os error 2)".to_owned()),
+            Some(_) if is_damaged => Err(WRONG_CODE.to_owned()),
+            Some(_) => Ok(()),
+        };
+        let bytes = found.unwrap_or_default();
         if let Some(restoring) = self.restoring(at, number) {
             restoring.image = bytes;
         }
         self.drive_fetch(at, number, |fetch, now| fetch.handle_opened(now, result));
     }
 
+    /// G6: an image is not in the files of a machine, or not all of it. What the log there gave for the incarnation that speaks stays until the
+    /// process has come back from it.
+    fn check_not_there(&self, at: usize, speaker: Speaker, image: u64) {
+        let Speaker { process, incarnation } = speaker;
+        let is_given = self.machines[at].logs.server.store().incarnation(process) == Some(incarnation);
+        let is_missed = is_given && self.checks.is_voice(process, incarnation);
+        assert!(
+            !is_missed,
+            "G6: image {image} of {process} is not on n{}, whose log gave it for incarnation {incarnation}",
+            at + 1
+        );
+    }
+
     /// Whether a bit of an image has flipped since it was verified.
-    pub fn is_damaged_since(&mut self) -> bool {
-        self.dice.one_in(ROTTEN)
+    pub fn is_damaged_since(&mut self, process: ProcessId, image: u64) -> bool {
+        let is_damaged = self.dice.one_in(ROTTEN);
+        if is_damaged {
+            self.checks.damaged.insert((process, image));
+        }
+        is_damaged
     }
 
     /// Time has passed.

@@ -22,6 +22,13 @@ pub struct Conns {
     coming: Option<(Pair, usize)>,
 }
 
+impl Conns {
+    /// The connection of the journal that is in use.
+    pub fn journal(&self) -> Option<ConnId> {
+        self.used.map(|[journal, _]| journal)
+    }
+}
+
 impl World {
     /// Tells the session something, and does what it says. None: the process cannot go on.
     pub fn drive_session<T>(
@@ -66,6 +73,9 @@ impl World {
             Action::Checkpoint => self.lib(pid).due = true,
             Action::Live { events } => {
                 let input = Some(self.lib(pid).observer.input_read());
+                if self.is_voice(pid) {
+                    self.checks.handle_live(self.processes[pid as usize].id);
+                }
                 self.tell_node(pid, ToNode::Live { events, input });
                 self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
             }

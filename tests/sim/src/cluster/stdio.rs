@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use radic_protector::node::Input;
-use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
 use radic_wire::job::OutputStream;
 use radic_wire::local::Request;
 use serde_bytes::ByteBuf;
@@ -29,6 +29,8 @@ pub struct Pipes {
     waiting: Option<(u64, ByteBuf)>,
     /// The other end of standard input is closed.
     is_over: bool,
+    /// The process has ended, and its ends of the pipes are closed.
+    has_ended: bool,
 }
 
 impl Pipes {
@@ -68,7 +70,14 @@ impl World {
         self.trace(|| format!("process {pid} prints {bytes:?} at {position} of its journal"));
         let pipes = &mut self.processes[pid as usize].pipes;
         assert!(bytes.len() <= pipes.room(), "the program prints what the pipe takes");
-        pipes.out.extend(bytes);
+        let is_garbled = self.breaks.garbled && self.checks.epoch > Epoch::FIRST;
+        pipes.out.extend(bytes.iter().map(|byte| if is_garbled { !byte } else { *byte }));
+        self.pump_output(pid);
+    }
+
+    /// The pipes of a process that has ended are closed there: what is in them is read to its end.
+    pub fn end_output(&mut self, pid: u32) {
+        self.processes[pid as usize].pipes.has_ended = true;
         self.pump_output(pid);
     }
 
@@ -82,7 +91,7 @@ impl World {
     pub fn pump_output(&mut self, pid: u32) {
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             let process = &mut self.processes[pid as usize];
-            let (id, at, has_ended) = (process.id, process.machine, process.ended.is_some());
+            let (id, at, has_ended) = (process.id, process.machine, process.pipes.has_ended);
             if let Some(piece) = process.pipes.piece(stream, has_ended) {
                 let boot = self.machines[at].boot;
                 let input = Input::ProcessOutput(id, stream, ByteBuf::from(piece));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use radic_protector::node::{ClientId, Input};
+use radic_protector::node::{ClientId, Input, Node};
 use radic_protector::store::Place;
 use radic_wire::causes::{Elsewhere, NotWhole};
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
@@ -387,9 +387,17 @@ impl World {
     /// It is decided how the job ends, by its ranks' own ends or by a loss or a crash that nothing makes good: a rank that is on its way back finds the others gone, and nothing of it
     /// counts any more.
     pub fn is_ended_by_its_home(&self) -> bool {
-        let is_ended = |process: &Process| process.ended == Some(ExitStatus::Signal(libc::SIGTERM));
-        let is_ending = |job| self.machines.iter().any(|at| at.node.as_ref().is_some_and(|node| node.has_decided_end(job)));
-        self.processes.iter().any(is_ended) || self.terminal.job().is_some_and(is_ending)
+        let is_there = |at: usize| self.is_up(at) && !self.is_declared_dead(at);
+        let is_ended = |process: &Process| {
+            let is_of_now = process.incarnation().is_some_and(|incarnation| self.checks.is_of_now(process.id, incarnation));
+            process.ended == Some(ExitStatus::Signal(libc::SIGTERM)) && is_of_now && !self.is_declared_dead(process.machine)
+        };
+        let is_over = self.over.is_some_and(|(at, is_lost)| !is_lost && is_there(at));
+        let epoch = Some(self.checks.epoch);
+        let ends = |node: &Node, job| node.has_decided_end(job) && node.epoch_at_home(job) == epoch;
+        let ends_here = |at: usize, job| self.machines[at].node.as_ref().is_some_and(|node| ends(node, job));
+        let is_ending = |job| (0..self.machines.len()).any(|at| is_there(at) && ends_here(at, job));
+        is_over || self.processes.iter().any(is_ended) || self.terminal.job().is_some_and(is_ending)
     }
 
     /// Whether something of a process may be lost that others depend on: the job begins anew when that is noticed.

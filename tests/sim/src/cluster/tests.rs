@@ -89,10 +89,10 @@ fn a_recovery_line_that_counts_too_early_is_noticed() {
         };
         plan.faults = (9..19).flat_map(&mut both).collect();
     };
-    // Seeds whose crashes hit what is broken; nothing is wrong with them else.
-    let (early, seeds) = (Breaks { early: true, ..Breaks::default() }, 140..170);
-    assert_eq!(violations(seeds.clone(), Breaks::default(), often).next(), None);
-    assert!(violations(seeds, early, often).next().is_some());
+    // A seed whose crashes hit what is broken; nothing is wrong with it else.
+    let rule = |seed: u64, breaks| violations(seed..seed + 1, breaks, often).next();
+    let hit = (1..1_000).find(|seed| rule(*seed, Breaks { early: true, ..Breaks::default() }).is_some());
+    assert_eq!(rule(hit.expect("no crash hits what is broken"), Breaks::default()), None, "{hit:?}");
 }
 
 /// Others still need what it has sent.
@@ -172,6 +172,30 @@ fn a_rank_that_is_stopped_keeps_no_other_from_coming_back_for_ever() {
 #[test]
 fn the_checker_of_what_is_kept_bites() {
     assert_eq!(violated(Breaks { stable: true, ..Breaks::default() }, calm), "G2");
+}
+
+/// The home of a job is lost before there is a checkpoint: the job restarts from its beginning.
+fn begun_anew(plan: &mut Plan) {
+    plan.faults = vec![(When::At(std::time::Duration::from_millis(3)), Fault::Kill(1))];
+}
+
+/// Ranks of the epoch before were ended by a home. That excuses nothing in the next one.
+#[test]
+fn the_checker_of_what_is_kept_bites_after_a_restart_from_the_beginning() {
+    let violated_anew = (1..60).filter(|seed| {
+        let mut plan = Plan::new(*seed);
+        begun_anew(&mut plan);
+        let mut world = World::new(plan, Breaks { stable: true, ..Breaks::default() }, false);
+        let ran = catch_unwind(AssertUnwindSafe(|| world.run()));
+        world.checks.epoch > Epoch::FIRST && ran.is_err_and(|panic| rule_of(text_of(&*panic)) == "G2")
+    });
+    assert!(violated_anew.count() > 0, "G2 was never violated");
+}
+
+#[test]
+fn the_checker_of_output_bites_after_a_restart_from_the_beginning() {
+    assert_eq!(violated(Breaks::default(), begun_anew), "none");
+    assert_eq!(violated(Breaks { garbled: true, ..Breaks::default() }, begun_anew), "G3");
 }
 
 #[test]
@@ -266,6 +290,28 @@ fn an_image_that_was_left_behind_says_nothing_of_the_next_one_of_its_number() {
 #[test]
 fn the_checker_of_images_bites() {
     assert_eq!(violated(Breaks { image: true, ..Breaks::default() }, calm), "G6");
+}
+
+/// A rank crashes, and its log has an image of it: nothing makes its job restart from the beginning.
+#[test]
+fn a_restart_from_the_beginning_that_nothing_makes_necessary_is_noticed() {
+    let hopeless = Breaks { hopeless: true, ..Breaks::default() };
+    let crash = |plan: &mut Plan| {
+        with(Fault::Crash(1))(plan);
+        (plan.interval, plan.useless_images) = (std::time::Duration::from_millis(60), 0);
+    };
+    assert_eq!(violated(Breaks::default(), crash), "none");
+    assert_eq!(violated(hopeless, crash), "restart");
+}
+
+#[test]
+fn an_image_that_is_removed_though_a_newer_one_builds_upon_it_is_noticed() {
+    assert_eq!(violated(Breaks { pruned: true, ..Breaks::default() }, calm), "G6");
+}
+
+#[test]
+fn an_image_that_a_disk_has_lost_is_noticed() {
+    assert_eq!(violated(Breaks { lost: true, ..Breaks::default() }, with(Fault::Crash(1))), "G6");
 }
 
 #[test]

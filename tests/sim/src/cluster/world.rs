@@ -177,7 +177,9 @@ impl World {
                 (*at, Some(*boot))
             }
             Event::OfProcess(at, boot, ..) => (*at, Some(*boot)),
-            Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) => (self.processes[*pid as usize].machine, None),
+            Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) | Event::OutputEnds(pid) => {
+                (self.processes[*pid as usize].machine, None)
+            }
             Event::Arrive(conn, side) => return self.arrive(*conn, *side),
             Event::Silent(conn, side) => (self.net.conns[*conn].ends[*side].machine, None),
             Event::Reply(..) | Event::Fault(_) | Event::Attach | Event::Command(..) => (usize::MAX, None),
@@ -206,6 +208,7 @@ impl World {
             Event::ToProcess(pid, message) => self.hear(pid, message.map(|message| *message)),
             Event::Begin(pid) => self.begin(pid),
             Event::Step(pid) => self.step(pid),
+            Event::OutputEnds(pid) => self.end_output(pid),
             Event::Reply(at, client, reply) if (at, client) == (self.terminal.at, self.terminal.calls) => self.hear_reply(*reply),
             Event::Reply(at, client, reply) if self.is_for_command(at, client) => self.command_hears(client, *reply),
             Event::Reply(..) => {}
@@ -227,6 +230,7 @@ impl World {
             Event::ToProcess(pid, _) => 7 + 16 * u64::from(*pid),
             Event::Begin(pid) => 8 + 16 * u64::from(*pid),
             Event::Step(pid) => 9 + 16 * u64::from(*pid),
+            Event::OutputEnds(pid) => 15 + 16 * u64::from(*pid),
             Event::Reply(..) => 10,
             Event::Fault(_) => 11,
             Event::Attach => 12,
