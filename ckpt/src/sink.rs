@@ -23,7 +23,7 @@ pub struct Through {
 pub struct Target {
     /// The descriptor.
     pub fd: i32,
-    /// See [`Wanted::through`].
+    /// See [`crate::hooks::Wanted::through`].
     pub through: Option<Through>,
 }
 

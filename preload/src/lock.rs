@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody held")]
+    #[should_panic(expected = "lock released while not held")]
     fn a_free_lock_is_not_freed() {
         Lock::new(()).unlock_forgotten();
     }

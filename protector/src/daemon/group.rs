@@ -1,7 +1,7 @@
 //! The process group of a rank, and the rank's process.
 //!
 //! Its number may be given to other processes as soon as the rank was waited for and nothing of its group is left. So the daemon
-//! signals the group for the last time before it waits for the rank ([`Group::ended`]); and by a descriptor, which stays that of
+//! signals the group for the last time before it waits for the rank ([`ended`]); and by a descriptor, which stays that of
 //! the rank, where it is not the daemon that waits for it (the engine's keeper is between them).
 
 use std::os::fd::OwnedFd;

@@ -14,7 +14,7 @@
 //! | [`peers`] | drives what decides about connections between daemons |
 //! | [`logs`] | drives the log server, with a disk and a verifier that take their time |
 //! | [`process`], [`links`] | drive the observer of a process, its session, and what decides about its links |
-//! | [`leaving`] | what leaves a process between two calls: its journal, what it received, and frames |
+//! | `leaving` | what leaves a process between two calls: its journal, what it received, and frames |
 //! | [`calls`] | the program's listener and its calls: their sockets, and what the node is asked about them |
 //! | [`program`] | the program, and what its calls become: questions to the observer, and what was found |
 //! | [`stdio`] | pipes between a process and its host; the terminal's standard input |
