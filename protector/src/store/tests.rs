@@ -204,7 +204,7 @@ fn nothing_is_forgotten_before_the_commit() {
     store.handle_message(speaker(0), &payload).unwrap();
     image(&mut store, 0, 4, &[(stream(1), 3)]);
     assert!(said(&mut store).contains(&format!("{:?}", Output::Verify(id, 0))));
-    assert_eq!(store.restart(id, Incarnation::FIRST), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::FIRST), Err(NoRestart::Unstable), "its first image is here, and will be verified");
     let fetch = ToProtector::FetchJournal { position: 0 };
     store.handle_message(speaker(0), &fetch).unwrap();
     store.handle_verified(id, 0, true);
