@@ -5,9 +5,11 @@
 //! what is in it is opened by that descriptor and never through a link: what becomes of the folder's name meanwhile does not
 //! matter.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -325,19 +327,9 @@ impl Folder {
 
     /// Removes a file, or a folder with all that is in it. No link is followed, and that there is nothing is no error.
     pub fn remove_all(&self, name: &str) -> Result<(), FolderError> {
-        match rustix::fs::unlinkat(&self.fd, self.plain(name)?, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // What is said of a folder differs between file systems.
-            Err(Errno::ISDIR | Errno::PERM) => {}
-            Err(error) => return Err(failed("remove", self.path.join(name), error)),
-        }
-        let folder = Folder::open_at(self.fd.as_fd(), Path::new(name), self.path.join(name))?;
-        for name in folder.names()? {
-            folder.remove_all(&name)?;
-        }
-        match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+        match remove_tree(self.fd.as_fd(), Path::new(self.plain(name)?)) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(failed("remove the folder", self.path.join(name), error)),
+            Err(error) => Err(failed("remove", self.path.join(name), error)),
         }
     }
 
@@ -351,6 +343,32 @@ impl AsFd for Folder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Removes what has this name in the folder `at`: a file, a link as such, or a folder with all that is in it. No link is followed.
+/// What goes meanwhile is no error, but that there is nothing at first is one (ENOENT).
+pub fn remove_tree(at: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<()> {
+    let failed = match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
+        // What is said of a folder differs between file systems.
+        Err(error @ (Errno::ISDIR | Errno::PERM)) => error,
+        done => return done,
+    };
+    // It may be a file that cannot be removed.
+    let opened = rustix::fs::openat(at, name, SAFELY | OFlags::DIRECTORY, Mode::empty());
+    let folder = opened.map_err(|error| if error == Errno::NOTDIR { failed } else { error })?;
+    for entry in Dir::read_from(&folder)? {
+        let entry = entry?;
+        let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+        if name == Path::new(".") || name == Path::new("..") {
+            continue;
+        }
+        match remove_tree(folder.as_fd(), name) {
+            // A socket may go with its daemon.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR)
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! Removes a folder with all that is in it, by descriptors and through no link: whoever may write into a folder above can exchange a name, but nothing
 //! else is deleted for it.
 
-use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use radic_protector::folder::Folder;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
+use radic_protector::folder::{Folder, remove_tree};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
 /// A folder that is opened to be emptied; a link in its place is an error.
@@ -25,7 +23,7 @@ pub(crate) fn below(folder: &Folder, path: &[&str]) -> Result<()> {
         for name in above {
             at = openat(&at, *name, OPEN, Mode::empty())?;
         }
-        remove(at.as_fd(), Path::new(last))
+        remove_tree(at.as_fd(), Path::new(last))
     };
     match removed() {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -37,27 +35,6 @@ pub(crate) fn below(folder: &Folder, path: &[&str]) -> Result<()> {
         }
         Err(error) => Err(error).with_context(|| format!("cannot remove {}", shown().display())),
     }
-}
-
-fn remove(at: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<()> {
-    match unlinkat(at, name, AtFlags::empty()) {
-        Err(Errno::ISDIR) => {}
-        done => return done,
-    }
-    let folder = openat(at, name, OPEN, Mode::empty())?;
-    for entry in Dir::read_from(&folder)? {
-        let entry = entry?;
-        let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
-        if name == Path::new(".") || name == Path::new("..") {
-            continue;
-        }
-        match remove(folder.as_fd(), name) {
-            // A socket may go with its daemon.
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    unlinkat(at, name, AtFlags::REMOVEDIR)
 }
 
 #[cfg(test)]

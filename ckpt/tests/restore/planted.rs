@@ -236,6 +236,15 @@ fn make_library(place: &Place) {
     compile_with(Path::new("gcc"), &["-shared", "-fPIC"], "planted_library.c", &place.path(""));
 }
 
+/// A place, and a file there that is the library.
+fn with_library() -> (Place, PathBuf) {
+    let place = Place::new();
+    let file = place.file();
+    make_library(&place);
+    fs::copy(place.path("planted_library"), &file).unwrap();
+    (place, file)
+}
+
 /// A library that differs from another one only behind its first page.
 fn forge(library: &[u8]) -> Vec<u8> {
     // mov eax, 7
@@ -253,10 +262,7 @@ fn a_library_of_another_user_does_not_run() {
         return;
     }
     for user in [0, USER] {
-        let place = Place::new();
-        let file = place.file();
-        make_library(&place);
-        fs::copy(place.path("planted_library"), &file).unwrap();
+        let (place, file) = with_library();
         let forged = forge(&fs::read(&file).unwrap());
         place.take(place.start_as(user, &["library", file.to_str().unwrap()]));
         plant(&file, &forged);
@@ -295,10 +301,7 @@ fn files_of_root_and_of_the_user_are_taken() {
         return;
     }
     for user in [0, USER] {
-        let place = Place::new();
-        let file = place.file();
-        make_library(&place);
-        fs::copy(place.path("planted_library"), &file).unwrap();
+        let (place, file) = with_library();
         for _ in 0..2 {
             place.take(place.start_as(user, &["library", file.to_str().unwrap()]));
             renew(&file);
@@ -353,10 +356,7 @@ fn a_library_of_its_owner_is_taken_again_and_again() {
     if !harness::root() {
         return;
     }
-    let place = Place::new();
-    let file = place.file();
-    make_library(&place);
-    fs::copy(place.path("planted_library"), &file).unwrap();
+    let (place, file) = with_library();
     chown(&file, Some(INTRUDER), Some(INTRUDER)).unwrap();
     place.take(place.start_as(USER, &["library", file.to_str().unwrap()]));
     for _ in 0..2 {

@@ -528,7 +528,7 @@ mod tests {
         });
     }
 
-    /// A lease on a file has the kernel make an exec wait for whoever holds the lease, as an exec waits for a file server.
+    /// A lease on a file has the kernel make an exec wait for the process that holds the lease, as an exec waits for a file server.
     #[test]
     fn what_starts_after_it_was_given_up_is_killed() {
         let dir = tempfile::tempdir().unwrap();

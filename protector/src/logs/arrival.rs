@@ -90,7 +90,7 @@ impl Arrival {
         Ok(true)
     }
 
-    /// For whoever waits for this end.
+    /// For the thread that waits for this end.
     pub fn breaker(&self) -> Breaker {
         Breaker(self.shared.clone())
     }

@@ -82,7 +82,7 @@ struct Working<T> {
 impl<T: Send + 'static> Working<T> {
     fn begin(name: &'static str, work: impl FnOnce(&Watched) -> T + Send + 'static) -> io::Result<Working<T>> {
         let (sender, result) = mpsc::channel();
-        // Nobody may be there any more who wants it.
+        // Nothing may be left that wants it.
         let thread = Thread::start(name, move |watched| _ = sender.send(work(watched)))?;
         Ok(Working { thread, result })
     }

@@ -40,8 +40,9 @@ pub enum Planted {
 }
 
 /// Sees to it that a process of `rank` which is about to be started finds none of its files, and uses nothing that another user
-/// has put there. What is this user's is removed. The names can be guessed, so another user may still make such a file after
-/// this look.
+/// has put there. What is this user's is removed. The name of a key space has bits that only nodes know
+/// ([`key_space`](radic_wire::mac::key_space)), so nobody knows the files of an epoch before its first processes have made them.
+/// What is put there later, before a process is brought back, the engine does not take.
 pub fn prepare(kvsname: &str, rank: Rank) -> Result<(), Planted> {
     prepare_below(Path::new(SHARED_MEMORY), kvsname, rank)
 }

@@ -73,7 +73,7 @@ impl KeyText {
     }
 }
 
-/// Shows that whoever gives an order has the key, and tells nothing of the key.
+/// Shows that the launcher that gives an order has the key, and tells nothing of the key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Proof {
     nonce: String,
