@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use radic_wire::ids::NodeId;
 use radic_wire::key::ClusterKey;
-use radic_wire::membership::{Member, MembershipMessage};
+use radic_wire::membership::{Member, MembershipBody, MembershipMessage};
 use radic_wire::peer::PeerMessage;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::error::TrySendError;
@@ -198,10 +198,8 @@ impl Shared {
                 // A task that has no more orders to come ends in order when it has done those that it has.
                 task.into_iter().filter(|_| !reason.is_orderly()).for_each(|task| task.abort.abort());
             }
-            Action::Tell(input) => match input {
-                Input::Heartbeat(..) | Input::ProbeReached(_) | Input::ProbeResult(..) => self.urgent.tell(input),
-                input => self.inputs.tell(input),
-            },
+            Action::Tell(input) if is_sign_of_life(&input) => self.urgent.tell(input),
+            Action::Tell(input) => self.inputs.tell(input),
             Action::Refused(from, reason) => {
                 let (refusals, text) = (self.refusals.clone(), format!("refused a connection from {from}: {reason}"));
                 spawn_local(async move { refusals.note(text).await });
@@ -227,6 +225,18 @@ impl Shared {
         let (orders, receiver) = mpsc::unbounded_channel();
         let abort = spawn_local(run(receiver, SocketEnd { shared: self.clone(), id })).abort_handle();
         self.tasks.borrow_mut().insert(id, Task { orders, abort });
+    }
+}
+
+/// Whether a member lives, or asks whether another one does. That is not to wait behind what else has come: a thousand inputs of a
+/// job that starts take longer than the time after which an asked member is suspected. None of it has to stay in order with the rest.
+fn is_sign_of_life(input: &Input) -> bool {
+    match input {
+        Input::Heartbeat(..) | Input::ProbeReached(_) | Input::ProbeResult(..) => true,
+        Input::Message(_, PeerMessage::Membership(message)) => {
+            matches!(message.body, MembershipBody::ProbeRequest(_) | MembershipBody::ProbeResult { .. })
+        }
+        _ => false,
     }
 }
 
@@ -295,5 +305,47 @@ async fn accept(shared: Rc<Shared>, listener: TcpListener) {
             let key = shared.key.clone();
             shared.begin(id, |orders, end| sockets::accept(socket, key, orders, end));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::membership::Role;
+    use radic_wire::peer::Query;
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// A daemon's connections, and the two queues of its node.
+    async fn connections(name: &str) -> (PeerSockets, Peer, mpsc::Receiver<Input>, mpsc::Receiver<Input>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let id = NodeId { name: name.parse().unwrap(), boot: radic_wire::ids::BootId(1) };
+        let me = Member { id: id.clone(), address, data: address.ip(), log_port: 1, role: Role::Node, slots: 1 };
+        let ((inputs, ordinary), (signs, urgent)) = (mpsc::channel(1), mpsc::channel(4));
+        let key = ClusterKey::from_bytes([3; 32]);
+        let refusals = Rc::new(Refusals::new(inputs.clone()));
+        let sockets = PeerSockets::start(me, key, listener, &Timing::default(), (inputs, signs), refusals).unwrap();
+        (sockets, Peer { id, address: Some(address) }, ordinary, urgent)
+    }
+
+    /// The node has not taken what came before: whether it lives is asked all the same.
+    #[tokio::test]
+    async fn a_question_for_life_does_not_wait_behind_the_rest() {
+        LocalSet::new()
+            .run_until(async {
+                let (asker, me, ..) = connections("n1").await;
+                let (_asked, peer, mut ordinary, mut urgent) = connections("n2").await;
+                asker.send(&peer, PeerMessage::Query(1, Query::Report));
+                let body = MembershipBody::ProbeRequest(peer.id.clone());
+                let question = MembershipMessage { cluster: None, view: 1, body };
+                asker.send(&peer, PeerMessage::Membership(question.clone()));
+                let asked = tokio::time::timeout(Duration::from_secs(10), urgent.recv()).await.expect("it waits").unwrap();
+                assert!(
+                    matches!(&asked, Input::Message(from, PeerMessage::Membership(said)) if *from == me.id && *said == question)
+                );
+                assert!(matches!(ordinary.recv().await, Some(Input::Message(_, PeerMessage::Query(1, _)))));
+            })
+            .await;
     }
 }
