@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use crate::arena;
+use crate::build;
 use crate::counter::is_counter_trapped;
 use crate::files::Fault;
 use crate::image::format::{HEADER_BYTES, PAGE};
@@ -58,7 +59,7 @@ pub fn constructor() -> Result<(), String> {
     arena::reserve().map_err(|e| format!("the engine's memory cannot be reserved: error {}", e.0))?;
     let maps = std::fs::read("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
     let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
-    identity::learn(build(&lines)?, vdso(&lines));
+    identity::learn(build::build(constructor as *const (), &lines)?, vdso(&lines));
     rseq::learn();
     files::learn_boot();
     if let Some(fd) = image {
@@ -113,15 +114,6 @@ fn settle_glibc() {
             libc::pthread_join(thread, std::ptr::null_mut());
         }
     }
-}
-
-/// The library's build: a hash of its file.
-fn build(lines: &[Line<'_>]) -> Result<u64, String> {
-    let here = constructor as *const () as u64;
-    let line = lines.iter().find(|l| l.start <= here && here < l.end).ok_or("the library is not in /proc/self/maps")?;
-    let path = OsStr::from_bytes(line.path);
-    let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(identity::hash(&bytes))
 }
 
 fn vdso(lines: &[Line<'_>]) -> &'static [u8] {

@@ -15,6 +15,8 @@ compile_error!("radic-ckpt saves registers, page tables and system calls of x86-
 #[allow(unsafe_code)]
 mod arena;
 #[allow(unsafe_code)]
+mod build;
+#[allow(unsafe_code)]
 pub mod control;
 #[allow(unsafe_code)]
 mod counter;

@@ -246,11 +246,13 @@ fn bad_images_are_refused() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("another build"), "{output:?}");
 }
 
-/// Another build of the library: a copy with one byte more.
+/// Another build of the library: a copy with another build id in its first note.
 fn another_build(home: &Home) -> PathBuf {
+    const NOTE: &[u8] = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
     let other = home.path("other.so");
     let mut bytes = fs::read(library()).unwrap();
-    bytes.push(0);
+    let note = bytes.windows(NOTE.len()).position(|bytes| bytes == NOTE).expect("the linker has noted no build id of 20 bytes");
+    bytes[note + NOTE.len()] ^= 1;
     fs::write(&other, bytes).unwrap();
     other
 }
