@@ -8,7 +8,7 @@ use radic_wire::limits;
 use radic_wire::membership::{Ballot, Change, Member, MembershipBody, Proposal, Refusal, View};
 
 use super::views::Known;
-use super::{Membership, Output, Peer, Reason, Timing, majority};
+use super::{Course, Membership, Output, Peer, Reason, Timing, majority};
 
 /// Longest time between two proposals, in units of [`Timing::retry`].
 const BACKOFF: u32 = 8;
@@ -246,11 +246,11 @@ impl Membership {
 
     /// Sees to it that what is pending gets decided: proposes it, or asks the leader to. Called after every input.
     pub(super) fn pursue(&mut self) {
-        if self.ended || (self.pending.is_empty() && self.cut.is_none() && self.proposer.is_idle()) {
+        if self.course == Course::Ended || (self.pending.is_empty() && self.cut.is_none() && self.proposer.is_idle()) {
             return;
         }
         let Some(roster) = &self.roster else { return };
-        if self.leaving && roster.view.members.len() == 1 {
+        if self.course == Course::Leaving && roster.view.members.len() == 1 {
             return self.end(Output::Left);
         }
         if !self.proposer.is_idle() {
@@ -270,7 +270,7 @@ impl Membership {
         let impatient =
             |pending: &Pending| pending.mine && matches!(pending.change, Change::Dead(_)) && pending.impatient <= self.now;
         // A member that leaves lets others decide, unless it knows of none.
-        let waited_enough = !self.leaving && self.pending.iter().any(impatient);
+        let waited_enough = self.course != Course::Leaving && self.pending.iter().any(impatient);
         waited_enough || self.leader().is_none_or(|leader| *leader == self.me.id)
     }
 

@@ -122,6 +122,17 @@ fn peer(member: &Member) -> Peer {
     Peer { id: member.id.clone(), address: Some(member.address) }
 }
 
+/// What this protector wants of the membership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    /// To become a member, or to stay one.
+    Staying,
+    /// To leave, which the others have to decide.
+    Leaving,
+    /// Nothing any more: it is excluded, refused, or has left.
+    Ended,
+}
+
 /// The membership machine of one protector. See the module's text.
 #[derive(Debug)]
 pub struct Membership {
@@ -132,8 +143,7 @@ pub struct Membership {
     /// notice.
     quorum: fn(usize) -> usize,
     now: Duration,
-    /// Excluded or left: nothing happens any more.
-    ended: bool,
+    course: Course,
     outputs: VecDeque<Output>,
     views: Views,
     /// How the views came about that this member has passed.
@@ -143,7 +153,6 @@ pub struct Membership {
     seeds: Vec<SocketAddr>,
     next_join: Duration,
     founding: Option<Founding>,
-    leaving: bool,
     /// A member that is known to have a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
     /// How often the question how a newer view came about was in vain.
@@ -214,7 +223,7 @@ impl Membership {
             random: Random::new(seed),
             quorum: majority,
             now,
-            ended: false,
+            course: Course::Staying,
             outputs: VecDeque::new(),
             views: Views::default(),
             steps: Steps::default(),
@@ -222,7 +231,6 @@ impl Membership {
             seeds,
             next_join: now,
             founding: None,
-            leaving: false,
             behind: None,
             forgotten: 0,
             early: None,
@@ -264,10 +272,10 @@ impl Membership {
 
     /// Asks to leave. [`Output::Left`] says when that is decided. On a side without a majority it never is.
     pub fn leave(&mut self, now: Duration) {
-        if !self.enter(now) || self.leaving {
+        if !self.enter(now) || self.course == Course::Leaving {
             return;
         }
-        self.leaving = true;
+        self.course = Course::Leaving;
         if self.roster.is_none() {
             self.end(Output::Left);
             return;
@@ -370,7 +378,7 @@ impl Membership {
 
     /// When to call [`Membership::handle_timeout`]; none if time changes nothing.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        if self.ended {
+        if self.course == Course::Ended {
             return None;
         }
         if self.roster.is_none() {
@@ -387,7 +395,7 @@ impl Membership {
 
     /// The beginning of every call: whether there is anything left to do, and whether this machine was running at all.
     fn enter(&mut self, now: Duration) -> bool {
-        if self.ended {
+        if self.course == Course::Ended {
             return false;
         }
         assert!(now >= self.now, "time runs backwards: {now:?} after {:?}", self.now);
@@ -456,7 +464,7 @@ impl Membership {
         let Some(number) = self.view().map(|view| view.number) else { return };
         let Some((from, view, body)) = self.early.take_if(|(_, view, _)| *view <= number) else { return };
         let is_member = self.roster.as_ref().is_some_and(|roster| roster.index.contains_key(&from));
-        if view == number && is_member && !self.ended {
+        if view == number && is_member && self.course != Course::Ended {
             self.on_consensus(&from, body);
         }
     }
@@ -592,7 +600,7 @@ impl Membership {
     }
 
     fn end(&mut self, how: Output) {
-        self.ended = true;
+        self.course = Course::Ended;
         self.outputs.push_back(how);
     }
 

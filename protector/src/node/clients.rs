@@ -19,6 +19,7 @@ use super::calls::{GATHER, Purpose};
 use super::events::About;
 use super::following::Passed;
 use super::host::NameRequest;
+use super::phase::Phase;
 use super::placement::place;
 use super::sessions::Shown;
 use super::suspension::not_away;
@@ -129,8 +130,12 @@ impl Node {
     }
 
     fn handle_first(&mut self, now: Duration, client: ClientId, request: Request) {
-        if !self.ready {
-            return self.fail(client, format!("{} is not a member of the cluster yet: it is joining", self.me()));
+        match self.phase {
+            Phase::Joining { .. } => {
+                return self.fail(client, format!("{} is not a member of the cluster yet: it is joining", self.me()));
+            }
+            Phase::Stopped => return self.fail(client, format!("{} is ending", self.me())),
+            Phase::Member | Phase::Leaving { .. } => {}
         }
         match request {
             Request::Run { spec, attach } => self.run(client, *spec, attach),

@@ -14,6 +14,7 @@ use radic_wire::process::{Protect, Protection};
 use super::events::About;
 use super::home::{Home, HomeOutput};
 use super::host::{Crash, Host, HostOutput};
+use super::phase::Phase;
 use super::{Node, Output};
 
 /// Bytes of output of all ended jobs that are kept for a later `radic attach`.
@@ -211,7 +212,7 @@ impl Node {
                     return self.supersede(now, job, from, PeerMessage::ToHost(job, launch));
                 }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
-                if !good || self.stopped {
+                if !good || self.phase == Phase::Stopped {
                     return;
                 }
                 self.forget_restart(job);

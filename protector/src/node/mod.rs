@@ -35,6 +35,7 @@ mod majority;
 mod next_home;
 pub mod observers;
 mod outlet;
+mod phase;
 pub mod placement;
 mod recovery;
 pub mod registry;
@@ -76,6 +77,7 @@ use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
 use self::lines::Lines;
 use self::observers::{ObserverId, Observers};
+use self::phase::Phase;
 use self::recovery::Recovery;
 use self::registry::Registry;
 use self::replays::{Activity, Watched};
@@ -244,12 +246,9 @@ pub struct Node {
     config: NodeConfig,
     membership: Membership,
     early: Early,
-    ready: bool,
+    phase: Phase,
     /// The last reason why the cluster does not let this node in.
     refusal: Option<String>,
-    join_until: Option<Duration>,
-    leaving_until: Option<Duration>,
-    stopped: bool,
     homes: BTreeMap<JobId, Home>,
     /// Homes whose job is over, oldest first.
     over: VecDeque<JobId>,
@@ -321,11 +320,8 @@ impl Node {
         let mut node = Node {
             membership,
             early: Early::default(),
-            ready: false,
+            phase: Phase::joining(now, &config.join),
             refusal: None,
-            join_until: (!config.join.is_empty()).then_some(now + JOIN),
-            leaving_until: None,
-            stopped: false,
             homes: BTreeMap::new(),
             over: VecDeque::new(),
             hosts: BTreeMap::new(),
@@ -408,20 +404,7 @@ impl Node {
         self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
         late.into_iter().for_each(|query| self.finish_gather(now, query));
-        if self.leaving_until.is_some_and(|at| at <= now) {
-            self.stop(now, Stop::Clean);
-        }
-        if self.join_until.is_some_and(|at| at <= now && !self.ready) {
-            let silent = || match self.config.found {
-                None => "no member answers at the addresses given with --join".to_owned(),
-                Some(others) => format!(
-                    "no member answers at the addresses given with --join, and not {others} others that are in no cluster, with which this \
-                     node, the first of the list, would found one"
-                ),
-            };
-            let reason = self.refusal.clone().unwrap_or_else(silent);
-            self.stop(now, Stop::Refused(format!("could not join for {} s: {reason}", JOIN.as_secs())));
-        }
+        self.end_phase(now);
         self.settle(now);
     }
 
@@ -433,15 +416,13 @@ impl Node {
         let gathers = self.gathers.values().map(|g| g.deadline).min();
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.poll_timeout()).min();
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline).min();
-        let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         let ends = [
             self.collections.poll_timeout(),
             self.lines.poll_timeout(),
             self.next_orphan(),
             self.next_frozen(),
             self.next_replay(),
-            self.leaving_until,
-            join,
+            self.phase.until(),
         ];
         let groups = [hosts, gathers, schedules, checkpoints, self.membership.poll_timeout()];
         ends.into_iter().chain(groups).flatten().min()
@@ -704,8 +685,7 @@ impl Node {
             text += "; two cannot tell a death from a broken network: add a node, or a witness (radicd --witness)";
         }
         self.record(now, EventName::View, About::default(), text);
-        if !self.ready {
-            self.ready = true;
+        if self.become_member() {
             self.outputs.push_back(Output::Ready(new.number));
         }
         self.handle_losses(now, &losses);
@@ -740,22 +720,6 @@ impl Node {
     fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
         self.jobs_lose_node(now, node, why);
         self.clients_lose_node(now, node, why);
-    }
-
-    fn leave(&mut self, now: Duration) {
-        if self.leaving_until.is_none() {
-            self.leaving_until = Some(now + LEAVE);
-            self.membership.leave(now);
-        }
-    }
-
-    fn stop(&mut self, now: Duration, why: Stop) {
-        if std::mem::replace(&mut self.stopped, true) {
-            return;
-        }
-        let jobs: Vec<_> = self.hosts.keys().copied().collect();
-        jobs.into_iter().for_each(|job| self.with_host(now, job, |host| host.end_by_force(now)));
-        self.outputs.push_back(Output::Stop(why));
     }
 
     fn next_job(&mut self) -> JobId {

@@ -24,6 +24,7 @@ use super::host::Host;
 use super::majority::Majority;
 use super::next_home::NextHomes;
 use super::observers::ObserverId;
+use super::phase::Phase;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::membership::Loss;
@@ -216,7 +217,7 @@ impl Node {
         let (process, job) = (order.process, order.process.job);
         self.update(&mut order.ward);
         if self.has_left_behind(process, order.incarnation)
-            || self.stopped
+            || self.phase == Phase::Stopped
             || self.has_ended(job)
             || order.ward.placement.node_of(process.rank) != Some(self.me())
         {
