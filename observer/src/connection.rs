@@ -64,10 +64,32 @@ const NO_MORE: u64 = u64::MAX;
 pub enum Link {
     /// There is none. Its opener dials.
     Down,
+    /// It was given up here, and its socket is still to be closed. The opener dials another one.
+    GivenUp,
     /// The greeting was written, the answer has not come.
     Dialing,
     /// Bytes flow.
     Up,
+}
+
+impl Link {
+    /// Whether the opener has to dial.
+    #[must_use]
+    pub fn is_down(self) -> bool {
+        matches!(self, Link::Down | Link::GivenUp)
+    }
+}
+
+/// What the program has of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Nothing: it is being made, or what the log has of it has not been replayed yet.
+    Nothing,
+    /// The connection waits for the program's `accept`.
+    Offered,
+    Descriptor(u32),
+    /// The program has closed it.
+    Closed,
 }
 
 /// The direction in which this process sends.
@@ -275,20 +297,15 @@ pub struct Connection {
     pub peer: ProcessId,
     /// Whether this process opened the connection.
     pub opened_here: bool,
-    pub(crate) fd: Option<u32>,
+    pub(crate) hold: Hold,
     pub(crate) link: Link,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Incoming,
     /// Of the opener: the last attempt to dial, by its incarnation.
     attempt: Option<(Incarnation, u32)>,
     peer_incarnation: Incarnation,
-    /// Waits to be accepted by the program.
-    offered: bool,
     /// The peer of the current link was told how far this process is, while it was replaying.
     unsettled: bool,
-    /// The link was given up here: its socket is to be closed.
-    dropped: bool,
-    pub(crate) closed: bool,
     /// The image that is the first to cover the closing.
     pub(crate) covered_by: Option<u64>,
     /// A committed image covers the closing, here and there.
@@ -304,16 +321,13 @@ impl Connection {
             id,
             peer,
             opened_here,
-            fd: None,
+            hold: Hold::Nothing,
             link: Link::Down,
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             attempt: None,
             peer_incarnation: Incarnation::FIRST,
-            offered: false,
             unsettled: false,
-            dropped: false,
-            closed: false,
             covered_by: None,
             forgettable: (false, false),
             to_tell: false,
@@ -323,8 +337,9 @@ impl Connection {
 
     /// Gives up the current link. The driver closes its socket, and the opener dials a new one.
     pub(crate) fn drop_link(&mut self) {
-        self.dropped |= self.link != Link::Down;
-        self.link = Link::Down;
+        if self.link != Link::Down {
+            self.link = Link::GivenUp;
+        }
     }
 
     /// The peer has closed it, and will not be brought back to before that: it never wants a byte more.
@@ -354,17 +369,20 @@ impl Connection {
 
     /// The program's descriptor, while it has one.
     pub fn fd(&self) -> Option<u32> {
-        self.fd
+        match self.hold {
+            Hold::Descriptor(fd) => Some(fd),
+            Hold::Nothing | Hold::Offered | Hold::Closed => None,
+        }
     }
 
     /// Whether the program has closed it.
     pub fn is_closed(&self) -> bool {
-        self.closed
+        self.hold == Hold::Closed
     }
 
     /// Whether it waits for the program's `accept`.
     pub fn is_offered(&self) -> bool {
-        self.offered
+        self.hold == Hold::Offered
     }
 
     /// The last attempt to dial, by the incarnation of its opener.
@@ -394,7 +412,7 @@ impl Connection {
 
     /// Whether no later incarnation wants anything again that was received: images cover the closing, or all of it.
     pub(crate) fn is_covered(&self) -> bool {
-        self.forgettable.0 || !self.closed && self.incoming.cuts.covered >= self.incoming.consumed
+        self.forgettable.0 || !self.is_closed() && self.incoming.cuts.covered >= self.incoming.consumed
     }
 
     /// Whether a `recv` finds nothing and never will: the stream ends here, or the program has shut down reading and no link is left that could bring bytes.
@@ -429,7 +447,7 @@ impl Connection {
         // Where the sender keeps what was received, the image counts that covers the closing.
         let stays = self.stays_with_senders(payload, process.job);
         let is_needed = if stays { !self.forgettable.0 } else { payload.first_of(self.stream_in()).is_some() };
-        let wants_nothing = self.closed && !is_needed;
+        let wants_nothing = self.is_closed() && !is_needed;
         let Connection { id: connection, outgoing, incoming, .. } = self;
         // What this incarnation found at its protector is stable; of what came since, only the protector itself knows. Until it has all that was read of a
         // connection that is closed, the next incarnation may read that again.
@@ -460,7 +478,6 @@ impl Connection {
         self.outgoing.sent = received.max(self.outgoing.queue.start());
         self.incoming.gone = greeting.kept;
         (self.outgoing.peer_has, self.outgoing.peer_settled) = (received, greeting.settled);
-        self.dropped = false;
         self.handle_new_link();
         self.peer_incarnation = greeting.incarnation;
         self.link = Link::Up;

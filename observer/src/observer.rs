@@ -261,7 +261,7 @@ impl Observer {
         let untouched = self.held.iter().any(|held| held.1 > 0);
         self.replay.is_some()
             || untouched
-            || self.table.iter().any(|(_, connection)| !connection.closed && connection.incoming.in_log() > 0)
+            || self.table.iter().any(|(_, connection)| !connection.is_closed() && connection.incoming.in_log() > 0)
     }
 
     /// A thread makes its first call: its place in the table of threads, by which all calls name it. [`Journal::begin_thread`].

@@ -6,7 +6,7 @@ use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::ProcessId;
 
 use super::table::{Gone, NO_SLOT, Table};
-use super::{NO_MORE, Phase, Slot};
+use super::{Hold, Link, NO_MORE, Phase, Slot};
 use crate::error::Error;
 use crate::outbox::Outbox;
 
@@ -27,7 +27,7 @@ impl Table {
         let slot = self.slot_of(fd)?;
         self.by_fd[fd as usize] = NO_SLOT;
         let connection = self.get_mut(slot).ok_or(Error::Descriptor(fd))?;
-        (connection.fd, connection.closed) = (None, true);
+        connection.hold = Hold::Closed;
         let end = connection.outgoing.queue.end();
         connection.outgoing.finish.get_or_insert(end);
         self.forget_if_done(slot, outbox);
@@ -38,7 +38,7 @@ impl Table {
         let has_room = self.gone.len().max(self.forgotten.len()) < self.most;
         let Some(connection) = self.get_mut(slot) else { return };
         // A peer that was told too little while this process was replaying is told again, on a new link, before the connection is forgotten.
-        let to_renew = connection.unsettled || connection.dropped;
+        let to_renew = connection.unsettled || connection.link == Link::GivenUp;
         if connection.forgettable != (true, true) || connection.to_tell || to_renew || !has_room {
             return;
         }
@@ -75,7 +75,7 @@ impl Table {
 
     /// An image begins: what it covers as closed, and what it is without.
     pub(crate) fn handle_checkpoint(&mut self, image: u64) {
-        for connection in self.iter_mut().filter(|connection| connection.closed) {
+        for connection in self.iter_mut().filter(|connection| connection.is_closed()) {
             connection.covered_by.get_or_insert(image);
         }
         for gone in &mut self.gone {

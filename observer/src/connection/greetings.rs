@@ -5,7 +5,7 @@ use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::log::Greeting;
 
 use super::table::Table;
-use super::{Connection, Link, Me, Outgoing, Phase, Slot, Waits};
+use super::{Connection, Hold, Link, Me, Outgoing, Phase, Slot, Waits};
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::payload::PayloadLog;
@@ -36,7 +36,6 @@ impl Table {
             _ => u32::from(!first),
         };
         connection.attempt = Some((me.1, attempt));
-        connection.dropped = false;
         connection.link = if first { Link::Up } else { Link::Dialing };
         connection.handle_new_link();
         // The peer of a new connection has received nothing that would have to be sent again.
@@ -71,7 +70,7 @@ impl Table {
                 return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
             }
             None => {
-                let mut connection = Connection { offered: true, ..Connection::new(id, id.opener, false) };
+                let mut connection = Connection { hold: Hold::Offered, ..Connection::new(id, id.opener, false) };
                 (connection.incoming.held, connection.incoming.finish) = held(connection.stream_in());
                 let slot = self.insert(connection)?;
                 self.offered.push_back(slot as u32);
@@ -111,7 +110,7 @@ impl Table {
     /// The link of `slot` broke, or could not be made.
     pub fn handle_broken(&mut self, slot: Slot) {
         if let Some(connection) = self.get_mut(slot) {
-            (connection.link, connection.dropped) = (Link::Down, false);
+            connection.link = Link::Down;
         }
     }
 
@@ -128,12 +127,12 @@ impl Table {
 
     /// Whether a peer is known to have bytes that this process has not sent again.
     pub(crate) fn owes(&self) -> bool {
-        self.iter().any(|(_, c)| !c.offered && c.link == Link::Up && c.outgoing.end() < c.outgoing.peer_has)
+        self.iter().any(|(_, c)| !c.is_offered() && c.link == Link::Up && c.outgoing.end() < c.outgoing.peer_has)
     }
 
     /// Which peers Gate B waits for, if it is not this process itself that has not sent again what they have.
     pub fn waits(&self) -> Waits {
-        let open = || self.iter().map(|(_, c)| c).filter(|c| !c.offered && !c.forgettable.1);
+        let open = || self.iter().map(|(_, c)| c).filter(|c| !c.is_offered() && !c.forgettable.1);
         if open().any(|c| c.link == Link::Up && !c.outgoing.peer_settled) {
             return Waits::CatchesUp;
         }
@@ -148,7 +147,7 @@ impl Table {
         // have learned from it what it did with them.
         let is_forgotten =
             |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there && c.outgoing.end() >= c.outgoing.peer_has);
-        self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))
+        self.iter().all(|(_, c)| c.is_offered() || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))
     }
 
     /// The log is over: peers that were told too little before are told again, on new links.
@@ -161,8 +160,8 @@ impl Table {
 
     /// A link that was given up here: its socket is to be closed.
     pub fn poll_dropped(&mut self) -> Option<Slot> {
-        let slot = self.iter().find(|(_, connection)| connection.dropped)?.0;
-        self.get_mut(slot)?.dropped = false;
+        let slot = self.iter().find(|(_, connection)| connection.link == Link::GivenUp)?.0;
+        self.get_mut(slot)?.link = Link::Down;
         Some(slot)
     }
 

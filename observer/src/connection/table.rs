@@ -6,7 +6,7 @@ use foldhash::fast::FixedState;
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 
-use super::{Connection, Slot};
+use super::{Connection, Hold, Slot};
 use crate::error::Error;
 
 /// A connection that was opened here and is forgotten. If this process is restarted from an image that has it still, it asks for it again: therefore its peer
@@ -153,7 +153,7 @@ impl Table {
         }
         *place = slot as u32;
         if let Some(connection) = self.get_mut(slot) {
-            connection.fd = Some(fd);
+            connection.hold = Hold::Descriptor(fd);
         }
         Ok(())
     }
@@ -190,11 +190,10 @@ impl Table {
             None => self.insert(Connection::new(id, id.opener, false))?,
         };
         let connection = self.get_mut(slot).ok_or(Error::Descriptor(fd))?;
-        if connection.fd.is_some() || connection.closed {
-            return Err(Error::Peer { connection: id, what: "it was accepted before" });
-        }
-        if std::mem::replace(&mut connection.offered, false) {
-            self.offered.retain(|offered| *offered != slot as u32);
+        match connection.hold {
+            Hold::Nothing => {}
+            Hold::Offered => self.offered.retain(|offered| *offered != slot as u32),
+            Hold::Descriptor(_) | Hold::Closed => return Err(Error::Peer { connection: id, what: "it was accepted before" }),
         }
         self.bind(slot, fd)?;
         Ok(slot)

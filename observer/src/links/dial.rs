@@ -194,7 +194,7 @@ impl Links {
         self.hear_of(cx, process, incarnation);
         // In question, and now there is no question; or closed by the program long ago, and now wanted again.
         let is_meant = |c: &Connection| {
-            c.peer == process && !c.is_unheard_of() && (c.link() == Link::Down || self.is_in_question(c.stream_out()))
+            c.peer == process && !c.is_unheard_of() && (c.link().is_down() || self.is_in_question(c.stream_out()))
         };
         let meant = cx.observer.table().iter().filter(|(_, c)| is_meant(c));
         let meant: Vec<(Slot, StreamId, bool)> = meant.map(|(slot, c)| (slot, c.stream_out(), c.opened_here)).collect();

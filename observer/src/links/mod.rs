@@ -20,7 +20,7 @@ use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, StreamEnd, ToNode};
 
-use crate::connection::{Connection, Forgettable, Link, Slot};
+use crate::connection::{Connection, Forgettable, Slot};
 use crate::{Context, Error, Failure};
 
 mod dial;
@@ -327,7 +327,7 @@ impl Links {
         self.catching_up = cx.observer.is_replaying();
         self.break_dropped(cx);
         let is_lost =
-            |c: &Connection| c.link() == Link::Down && !c.is_offered() && !c.is_unheard_of() && !self.is_down(c.stream_out());
+            |c: &Connection| c.link().is_down() && !c.is_offered() && !c.is_unheard_of() && !self.is_down(c.stream_out());
         let slots: Vec<Slot> = cx.observer.table().iter().filter(|(_, c)| is_lost(c)).map(|(slot, _)| slot).collect();
         slots.into_iter().for_each(|slot| self.break_link(cx, slot, GIVEN_UP));
     }

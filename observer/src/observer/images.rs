@@ -61,10 +61,10 @@ impl Observer {
         streams.clear();
         ended.clear();
         for connection in self.table.iter_mut() {
-            let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+            let (stream, closed, incoming) = (connection.stream_in(), connection.is_closed(), &mut connection.incoming);
             incoming.cuts.handle_checkpoint(mark.image, incoming.consumed);
             // A closed one is never read again: all of it may go.
-            streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
+            streams.push((stream, if closed { u64::MAX } else { incoming.consumed }));
             ended.extend(incoming.finish.filter(|_| incoming.has_told_end()).map(|finish| (stream, finish)));
         }
         self.table.handle_checkpoint(mark.image);

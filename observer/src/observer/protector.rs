@@ -69,7 +69,7 @@ impl Observer {
             let received = incoming.finish.map_or(incoming.wanted(), |finish| finish.min(incoming.wanted()));
             let offset = self.payload.first_of(stream).unwrap_or(received);
             let stays = connection.stays_with_senders(&self.payload, self.me.job);
-            if offset > 0 && !connection.closed && !stays {
+            if offset > 0 && !connection.is_closed() && !stays {
                 return Some(Piece { position, stream, offset, is_end: false, head: &[], tail: &[] });
             }
         }
