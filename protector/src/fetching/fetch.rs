@@ -18,8 +18,8 @@ pub const SILENCE: Duration = Duration::from_secs(30);
 const HEARD: Duration = Duration::from_secs(3);
 /// Time until a log service is asked again.
 pub(super) const AGAIN: Duration = Duration::from_millis(50);
-/// Time in which the only log service that has an image is asked again after its connection broke or did not come about: long enough for a network that stumbles,
-/// and for the membership to notice that the node is dead.
+/// Time in which the log service that has an image is asked again after its connection broke or did not come about, and no replica has a copy: long enough for a
+/// network that stumbles, and for the membership to notice that the node is dead.
 pub(super) const REACHED: Duration = Duration::from_secs(2);
 
 /// Where the images are.
@@ -104,7 +104,7 @@ pub struct Fetch {
     stage: Stage,
     /// Set while the replica's copy of the next image is fetched.
     copy: Option<Substitute>,
-    /// Until when the only log service that has the next image is asked again, once it was out of reach.
+    /// Until when the log service that has the next image is asked again, once it was out of reach.
     reached_by: Option<Duration>,
     damage: Vec<String>,
     actions: VecDeque<FetchAction>,
@@ -353,16 +353,16 @@ impl Fetch {
     /// The connection to a log service is lost. Without a replica there is no other one, and what its job would lose is all of its work: it is asked again, for some
     /// time. Returns false if it is not.
     fn ask_again(&mut self, now: Duration, service: SocketAddr) -> bool {
-        if self.replica.is_some() || now >= *self.reached_by.get_or_insert(now + REACHED) {
+        let reached_by = *self.reached_by.get_or_insert(now + REACHED);
+        if self.replica.is_some() || now >= reached_by {
             return false;
         }
-        self.actions.push_back(FetchAction::Close);
-        self.stage = Stage::Pausing(service, now + AGAIN);
+        self.pause(now, service);
         true
     }
 
     /// The next image cannot be had where it was looked for. The replica is asked once for a copy, and again only while it may not
-    /// have heard of the incarnation.
+    /// have heard of the incarnation. If it has none, a log service that was out of reach is asked again.
     fn fail(&mut self, now: Duration, error: FetchError) {
         let is_refused = matches!(error, FetchError::Service(..));
         match (self.copy.take(), self.replica) {
@@ -373,12 +373,21 @@ impl Fetch {
                 self.dial(now, replica);
             }
             (Some(copy), Some(replica)) if is_refused && now < copy.heard_by => {
-                self.actions.push_back(FetchAction::Close);
-                self.stage = Stage::Pausing(replica, now + AGAIN);
+                self.pause(now, replica);
                 self.copy = Some(copy);
             }
-            (Some(copy), _) => self.end(Err(FetchError::Neither(Box::new(copy.of), Box::new(error)))),
+            (Some(copy), _) => match (&copy.of, self.source) {
+                (FetchError::Service(..), Source::At(service)) if self.reached_by.is_some_and(|until| now < until) => {
+                    self.pause(now, service);
+                }
+                _ => self.end(Err(FetchError::Neither(Box::new(copy.of), Box::new(error)))),
+            },
         }
+    }
+
+    fn pause(&mut self, now: Duration, service: SocketAddr) {
+        self.actions.push_back(FetchAction::Close);
+        self.stage = Stage::Pausing(service, now + AGAIN);
     }
 
     fn end(&mut self, result: Result<(), FetchError>) {

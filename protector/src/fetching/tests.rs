@@ -252,12 +252,52 @@ fn a_replica_that_has_not_heard_of_the_incarnation_is_asked_again_for_a_while() 
         error.to_string(),
         "the log service at 10.0.0.2:1: no listener; and its replica: the log service at 10.0.0.2:2: closed"
     );
-    // It is not asked again for what it does not hold.
-    let mut unheld = self::fetch(Source::At(service(1)), Some(service(2)), &[(4, 100)]);
-    unheld.handle_gone(at(10), "no listener");
-    unheld.handle_admitted(at(20));
-    unheld.handle_offer(at(20), &Offer::encode(None));
-    assert!(matches!(over(&mut unheld), FetchError::Neither(..)));
+}
+
+/// The replica may have no log of the process yet. A log service whose connection broke may well be there again.
+#[test]
+fn what_its_replica_does_not_hold_is_asked_of_the_log_service_again_for_some_time() {
+    let mut fetch = fetch(Source::At(service(1)), Some(service(2)), &[(4, 100)]);
+    let asked = |fetch: &mut Fetch| match actions(fetch).pop() {
+        Some(FetchAction::Dial(to, _)) => to,
+        other => panic!("{other:?}"),
+    };
+    let unheld = |fetch: &mut Fetch, now: Duration| {
+        assert_eq!(asked(fetch), service(2));
+        fetch.handle_admitted(now);
+        fetch.handle_offer(now, &Offer::encode(None));
+    };
+    let mut now = at(10);
+    assert_eq!(asked(&mut fetch), service(1));
+    for _ in 0..3 {
+        fetch.handle_gone(now, "reset");
+        unheld(&mut fetch, now);
+        now = fetch.poll_timeout().expect("it pauses");
+        fetch.handle_timeout(now);
+        assert_eq!(asked(&mut fetch), service(1));
+    }
+    let mut others = fetch;
+    give(&mut others, now.as_millis() as u64, 100);
+    assert_eq!(actions(&mut others).last(), Some(&FetchAction::Assemble));
+    // But not for ever, and not for what it says it does not hold.
+    let mut fetch = self::fetch(Source::At(service(1)), Some(service(2)), &[(4, 100)]);
+    let mut now = at(10);
+    while asked(&mut fetch) == service(1) {
+        fetch.handle_gone(now, "reset");
+        unheld(&mut fetch, now);
+        let Some(due) = fetch.poll_timeout() else { break };
+        now = due;
+        fetch.handle_timeout(now);
+    }
+    assert!(matches!(over(&mut fetch), FetchError::Neither(..)));
+    assert!(now >= at(10) + REACHED && now <= at(10) + REACHED + AGAIN, "{now:?}");
+    let mut fetch = self::fetch(Source::At(service(1)), Some(service(2)), &[(4, 100)]);
+    fetch.handle_admitted(at(10));
+    fetch.handle_offer(at(10), &Offer::encode(None));
+    _ = actions(&mut fetch);
+    fetch.handle_admitted(at(20));
+    fetch.handle_offer(at(20), &Offer::encode(None));
+    assert!(matches!(over(&mut fetch), FetchError::Neither(..)));
 }
 
 #[test]
