@@ -186,7 +186,7 @@ impl Fetch {
             return;
         }
         match self.stage {
-            Stage::Connecting(from, _) => self.fail(now, FetchError::Service(from, format!("no login within {LOGIN:?}"))),
+            Stage::Connecting(from, _) => self.lose(now, from, &format!("no login within {LOGIN:?}")),
             Stage::Asked(from, _) | Stage::Receiving { from, .. } => {
                 self.fail(now, FetchError::Service(from, format!("it has sent nothing for {SILENCE:?}")));
             }
@@ -269,10 +269,8 @@ impl Fetch {
 
     /// The connection did not come about, broke, or was closed.
     pub fn handle_gone(&mut self, now: Duration, why: &str) {
-        if let Stage::Connecting(from, _) | Stage::Asked(from, _) | Stage::Receiving { from, .. } = self.stage
-            && !self.ask_again(now, from)
-        {
-            self.fail(now, FetchError::Service(from, why.to_owned()));
+        if let Stage::Connecting(from, _) | Stage::Asked(from, _) | Stage::Receiving { from, .. } = self.stage {
+            self.lose(now, from, why);
         }
         self.check_invariants();
     }
@@ -350,15 +348,14 @@ impl Fetch {
         self.actions.push_back(FetchAction::Assemble);
     }
 
-    /// The connection to a log service is lost. Without a replica there is no other one, and what its job would lose is all of its work: it is asked again, for some
-    /// time. Returns false if it is not.
-    fn ask_again(&mut self, now: Duration, service: SocketAddr) -> bool {
+    /// A log service is out of reach. Without a replica there is no other one, and what its job would lose is all of its work: it is asked again, for some time.
+    fn lose(&mut self, now: Duration, service: SocketAddr, why: &str) {
         let reached_by = *self.reached_by.get_or_insert(now + REACHED);
         if self.replica.is_some() || now >= reached_by {
-            return false;
+            self.fail(now, FetchError::Service(service, why.to_owned()));
+        } else {
+            self.pause(now, service);
         }
-        self.pause(now, service);
-        true
     }
 
     /// The next image cannot be had where it was looked for. The replica is asked once for a copy, and again only while it may not

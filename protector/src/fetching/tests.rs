@@ -136,7 +136,13 @@ fn each_wait_has_a_limit() {
         over(fetch).cause().clone()
     };
     let mut silent = fetch(Source::At(service(1)), None, &images);
-    assert!(matches!(ended(&mut silent, LOGIN), FetchError::Service(of, _) if of == service(1)));
+    silent.handle_timeout(LOGIN);
+    assert_eq!(silent.poll_timeout(), Some(LOGIN + AGAIN), "this node itself may not have run, so it asks again");
+    silent.handle_timeout(LOGIN + AGAIN);
+    assert!(matches!(ended(&mut silent, LOGIN + AGAIN + LOGIN), FetchError::Service(of, _) if of == service(1)));
+    let mut copied = fetch(Source::At(service(1)), Some(service(2)), &images);
+    copied.handle_timeout(LOGIN);
+    assert_eq!(actions(&mut copied).last(), Some(&FetchAction::Dial(service(2), speaker())), "a replica is asked at once");
     let mut asked = fetch(Source::At(service(1)), None, &images);
     asked.handle_admitted(at(10));
     assert!(matches!(ended(&mut asked, at(10) + SILENCE), FetchError::Service(..)));

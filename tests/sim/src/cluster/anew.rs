@@ -47,6 +47,10 @@ impl World {
     /// The home on this machine says that the job restarts from its beginning, and why.
     pub fn judge_restart(&mut self, at: usize, text: &str) {
         let Some(job) = self.terminal.job() else { return };
+        // A home that the others have declared dead meanwhile speaks of an epoch that is over.
+        if self.is_declared_dead(at) {
+            return;
+        }
         let rank = text.split("rank ").nth(1).and_then(|rest| rest.split(':').next()).and_then(|rank| rank.parse().ok());
         let process = ProcessId { job, rank: Rank(rank.expect("a restart names a rank")) };
         let trouble = self.checks.trouble(process);
