@@ -15,6 +15,7 @@
 //! | `jobs` | jobs, fences, forgetting |
 //! | `sending` | which images are sent to nodes that bring processes back, and which wait |
 //! | `effects` | what the store wants done, what the disk and the verifier have done |
+//! | `outgoing` | in which order the messages of one connection leave: the driver has one [`Outgoing`] for each |
 //!
 //! # A connection
 //!
@@ -35,6 +36,7 @@ mod effects;
 mod jobs;
 mod messages;
 mod orders;
+mod outgoing;
 mod sending;
 #[cfg(test)]
 mod tests;
@@ -52,6 +54,7 @@ use radic_wire::process::Protection;
 use self::chain::{Link, Replica};
 use self::effects::Writing;
 pub use self::orders::{Reply, StoreOrder};
+pub use self::outgoing::Outgoing;
 use self::sending::Sending;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
@@ -595,6 +598,11 @@ impl LogServer {
             caller.reading = Reading::Clogged;
         }
         caller.reading == Reading::Open
+    }
+
+    /// Where the messages of a new connection wait.
+    pub fn outgoing(&self) -> Outgoing {
+        Outgoing::new(outgoing::most(self.config.store.memory))
     }
 
     /// Something was sent, or waits to be: this many bytes wait now.
