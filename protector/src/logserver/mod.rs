@@ -28,8 +28,8 @@
 //! # Bounds
 //!
 //! [`Config::connections`], [`limits::HANDSHAKES`] of them unproven, each for [`limits::HANDSHAKE_MS`]; [`Config::processes`];
-//! [`Config::writing`] bytes on their way to files; 1 MiB of answers for a connection before it is not read any more; 4 MiB for a
-//! replica before payload and images of its process are not read; 4 images that are sent at once, and 1,024 that wait.
+//! [`Config::writing`] bytes on their way to files; [`Config::answers`] for a connection before it is not read any more;
+//! [`Config::forwards`] for a replica before payload and images of its process are not read; 4 images that are sent at once, and 1,024 that wait.
 
 mod chain;
 mod effects;
@@ -58,9 +58,6 @@ pub use self::outgoing::Outgoing;
 use self::sending::Sending;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
-/// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read
-/// that asks for answers.
-const CLOGGED: usize = 1 << 20;
 /// Time between two events about connections that were closed.
 const INTRUDERS: Duration = Duration::from_secs(1);
 
@@ -80,6 +77,11 @@ pub struct Config {
     pub writing: usize,
     /// Bytes of one write.
     pub write: usize,
+    /// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is
+    /// read that asks for answers.
+    pub answers: usize,
+    /// Bytes that may wait for a replica before payload and images of its process are not read.
+    pub forwards: usize,
 }
 
 /// What a connection is for.
@@ -353,8 +355,8 @@ impl Connection {
         Connection { role, reading: Reading::Open, reads: 0, waiting: 0 }
     }
 
-    fn is_clogged(&self) -> bool {
-        self.waiting + self.reads * limits::LOG_CHUNK > CLOGGED
+    fn is_clogged(&self, most: usize) -> bool {
+        self.waiting + self.reads * limits::LOG_CHUNK > most
     }
 }
 
@@ -594,7 +596,7 @@ impl LogServer {
     /// Whether frames that follow one that was answered by [`Next::Answer`] are handled now, or wait until answers are taken.
     pub fn may_go_on(&mut self, connection: ConnectionNumber) -> bool {
         let Some(caller) = self.connections.get_mut(&connection) else { return false };
-        if caller.reading == Reading::Open && caller.is_clogged() {
+        if caller.reading == Reading::Open && caller.is_clogged(self.config.answers) {
             caller.reading = Reading::Clogged;
         }
         caller.reading == Reading::Open
@@ -609,7 +611,7 @@ impl LogServer {
     pub fn handle_sent(&mut self, connection: ConnectionNumber, waiting: usize) {
         let Some(caller) = self.connections.get_mut(&connection) else { return };
         caller.waiting = waiting;
-        if caller.reading == Reading::Clogged && !caller.is_clogged() {
+        if caller.reading == Reading::Clogged && !caller.is_clogged(self.config.answers) {
             caller.reading = Reading::Open;
             self.actions.push_back(Action::Resume(connection));
         }

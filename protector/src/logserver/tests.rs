@@ -13,7 +13,7 @@ const REPLICA: &str = "10.0.0.2:9";
 
 fn config() -> Config {
     let store = store::Config { memory: 1 << 20, log: 1 << 20, image: 1 << 20, durable: false };
-    Config { store, processes: 4, connections: 8, writing: 1 << 20, write: 1 << 16 }
+    Config { store, processes: 4, connections: 8, writing: 1 << 20, write: 1 << 16, answers: 1 << 20, forwards: 4 << 20 }
 }
 
 fn process(rank: u32) -> ProcessId {

@@ -25,6 +25,9 @@ use super::world::World;
 /// Bytes of one write, and of all that are on their way: few, so that much is under way when a machine dies.
 const WRITE: usize = 256;
 const WRITING: usize = 8 * WRITE;
+/// Bytes that may wait for a connection, and for a replica: few, so that what comes from a process waits, too.
+const ANSWERS: usize = 256;
+const FORWARDS: usize = 256;
 /// Bytes of an image that are sent at once.
 const PIECE: usize = 16;
 
@@ -81,7 +84,15 @@ pub struct Logs {
 impl Logs {
     /// An empty one.
     pub fn new(store: store::Config) -> Logs {
-        let bounds = logserver::Config { store, processes: 1_000, connections: 1_000, writing: WRITING, write: WRITE };
+        let bounds = logserver::Config {
+            store,
+            processes: 1_000,
+            connections: 1_000,
+            writing: WRITING,
+            write: WRITE,
+            answers: ANSWERS,
+            forwards: FORWARDS,
+        };
         Logs {
             server: LogServer::new(bounds),
             files: BTreeMap::new(),
