@@ -8,6 +8,7 @@
 //! - [`pressure`]: when the outbox needs a recovery line;
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
+//! - [`caller`]: a caller that a listener of the program has got, until the program gets it from `accept`;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
 //! - [`output`]: what was printed, and is printed once more after a restart (G3);
@@ -19,6 +20,7 @@
 //! is restarted. A library that runs this inside a user's program has an allocator of its own, at far addresses.
 #![forbid(unsafe_code)]
 
+pub mod caller;
 pub mod causes;
 pub mod checkpoint;
 mod clocks;
