@@ -14,6 +14,7 @@
 //! - [`output`]: what was printed, and is printed once more after a restart (G3);
 //! - [`checkpoint`]: what may be forgotten, and when (G6);
 //! - [`links`]: what is done when the socket of a connection is no more;
+//! - [`standstill`]: when a reading of a clock that is next in the log is given up as missed;
 //! - [`session`]: the connections to the protector, the log that a restarted process reads, and the end of the process.
 //!
 //! Memory: everything is allocated by the constructors, with the capacities of [`Config`]; afterwards nothing is, but when a process
@@ -42,6 +43,7 @@ pub mod pressure;
 pub mod replay;
 pub mod ring;
 pub mod session;
+pub mod standstill;
 
 pub use context::{Context, Failure};
 pub use error::Error;

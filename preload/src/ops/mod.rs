@@ -68,10 +68,10 @@ fn for_turn(layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Resu
 }
 
 fn as_last(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
-    layer.standstill.waiting += 1;
+    layer.standstill.handle_wait();
     layer.look_at_standstill();
     let mut layer = wait(layer)?;
-    layer.standstill.waiting -= 1;
+    layer.standstill.handle_wait_over();
     Ok(layer)
 }
 
