@@ -35,6 +35,8 @@ mod tests;
 
 /// Time that a process may take to be brought back before it is taken for an unprotected one.
 pub const RETURN: Duration = Duration::from_secs(60);
+/// Time until a question to the node is asked again. The process looks after everything meanwhile: one that comes back may need what this one has sent.
+pub const PAUSE: Duration = Duration::from_millis(20);
 /// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says
 /// nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
@@ -117,6 +119,21 @@ pub enum Outcome {
     RefusedAgain,
     /// There is, or may be, a connection that is not protected, and this is the `errno` of the call, or 0. None: in replay; the program's call is made again.
     Unprotected(Option<u32>),
+}
+
+/// Whether a question to the node is asked again, because the process that it is about may be on its way back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UntilBack {
+    /// Until when it is asked again, since it was asked first.
+    until: Option<Duration>,
+}
+
+impl UntilBack {
+    /// The node has answered. `later`: another answer may come later. Whether the question is asked again in a moment; false: the answer counts.
+    pub fn handle_answer(&mut self, now: Duration, later: bool) -> bool {
+        let until = *self.until.get_or_insert(now + RETURN);
+        later && now < until
+    }
 }
 
 /// What has come of a socket that was connected.

@@ -8,17 +8,20 @@
 //! - [`pressure`]: when the outbox needs a recovery line;
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
+//! - [`caller`]: a caller that a listener of the program has got, until the program gets it from `accept`;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
 //! - [`output`]: what was printed, and is printed once more after a restart (G3);
 //! - [`checkpoint`]: what may be forgotten, and when (G6);
 //! - [`links`]: what is done when the socket of a connection is no more;
+//! - [`standstill`]: when a reading of a clock that is next in the log is given up as missed;
 //! - [`session`]: the connections to the protector, the log that a restarted process reads, and the end of the process.
 //!
 //! Memory: everything is allocated by the constructors, with the capacities of [`Config`]; afterwards nothing is, but when a process
 //! is restarted. A library that runs this inside a user's program has an allocator of its own, at far addresses.
 #![forbid(unsafe_code)]
 
+pub mod caller;
 pub mod causes;
 pub mod checkpoint;
 mod clocks;
@@ -40,6 +43,7 @@ pub mod pressure;
 pub mod replay;
 pub mod ring;
 pub mod session;
+pub mod standstill;
 
 pub use context::{Context, Failure};
 pub use error::Error;

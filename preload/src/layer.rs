@@ -30,6 +30,7 @@ use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
+use radic_observer::standstill::Standstill;
 use radic_wire::address::canonical;
 use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
@@ -48,7 +49,6 @@ use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
 use crate::session::Channels;
-use crate::standstill::Standstill;
 use crate::threads;
 
 pub use ending::{diverged, end_process, fail, sure};

@@ -5,6 +5,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
 use radic_observer::connection::Slot;
+use radic_observer::standstill::PATIENCE;
 use radic_observer::{Error, Observer, Wait};
 use radic_wire::codec;
 use radic_wire::determinant::StreamId;
@@ -23,8 +24,6 @@ use crate::{standstill, sys};
 const ANSWER_MS: u64 = 60_000;
 /// Empty outcomes, after the end of the log, after which a process has sent all that it will.
 const AFTERWARDS: u64 = 100_000;
-/// Empty outcomes more than then before it is clear that re-execution goes another way.
-const PATIENCE: u64 = 1_000_000;
 /// Time without an outcome after which a process that waits goes no further, in nanoseconds: another thread may compute for as long.
 const STANDSTILL_NS: u64 = 120_000_000_000;
 /// Bytes of journal that are here at once.

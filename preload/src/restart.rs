@@ -54,8 +54,6 @@ use crate::{memory, sys};
 const BUFFER: usize = 1 << 20;
 /// Time that a call waits for peers before it looks again, in nanoseconds: they also come by what only the layer listens to.
 const LOOK_NS: u64 = 100_000_000;
-/// Empty outcomes more than then before it is clear that re-execution goes another way.
-const PATIENCE: u64 = 1_000_000;
 /// This process has just come back. `layer`: as it was in the image.
 pub fn come_back(layer: &mut Layer) {
     let launcher = radic_ckpt::launcher();
@@ -172,11 +170,8 @@ impl Layer {
 
     /// The program finds nothing. In replay: does it go another way?
     pub(crate) fn check_way(&mut self) {
-        if let Some(overdue) = self.observer.overdue(PATIENCE) {
-            let is_among_threads = self.observer.journal().threads() > 1;
-            if !is_among_threads || !sure(self.observer.handle_missed_reading()) {
-                diverged(&overdue.to_string());
-            }
+        if let Some(overdue) = sure(self.observer.check_way()) {
+            diverged(&overdue.to_string());
         }
     }
 

@@ -1,12 +1,9 @@
-//! Whether any thread of a process that catches up can go on.
-//!
-//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which
-//! threads meet at a lock is in no log, so a process that catches up may not make a reading that its log has next. Its thread may
-//! wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the process ends that.
-//! It is known by what the kernel says of each thread: all of them wait without a limit of time, or in the layer for their turn.
+//! What the kernel says of the threads of a process that catches up: whether all of them wait without a limit of time, or in the layer for their turn. What follows from that is decided by
+//! [`radic_observer::standstill`].
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, RawDir};
@@ -16,54 +13,12 @@ use rustix::path::Arg;
 use crate::layer::{self, Layer, sure};
 use crate::sys;
 
-/// So long nothing has gone on, in nanoseconds.
-const STANDS_NS: u64 = 20_000_000;
-/// Time until the next look, in nanoseconds: at first, and after threads were often found to run.
-const LOOK_NS: u64 = 5_000_000;
-const LATEST_NS: u64 = 1_000_000_000;
-
-/// What is known of the process's threads since its log went on last.
-#[derive(Debug, Default)]
-pub struct Standstill {
-    /// Threads that wait in the layer for their turn.
-    pub waiting: usize,
-    /// Where the log stood.
-    position: u64,
-    /// Since when no thread could go on.
-    since: Option<u64>,
-    /// When it is looked next.
-    next: u64,
-    /// Time from one look to the next.
-    pause: u64,
-}
-
-impl Standstill {
-    /// The log stands at `position`. Whether it has stood there for long, and no thread can go on, as far as `is_still` says.
-    fn look(&mut self, now: u64, position: u64, is_still: impl FnOnce() -> bool) -> bool {
-        if position != self.position {
-            *self = Standstill { position, since: None, next: now + LOOK_NS, pause: LOOK_NS, ..*self };
-        }
-        if now < self.next {
-            return false;
-        }
-        let is_still = is_still();
-        self.pause = if is_still { LOOK_NS } else { (self.pause * 2).clamp(LOOK_NS, LATEST_NS) };
-        self.next = now + self.pause;
-        self.since = is_still.then(|| self.since.unwrap_or(now));
-        self.since.is_some_and(|since| now - since >= STANDS_NS)
-    }
-}
-
 impl Layer {
     /// The calling thread is about to wait until its turn comes. If no thread can go on, the reading of a clock that is next in the log is not made any more.
     pub(crate) fn look_at_standstill(&mut self) {
-        if !self.observer.is_replaying() || !sure(self.observer.awaits_reading()) {
-            return;
-        }
-        let (position, waiting) = (self.observer.log_position(), self.standstill.waiting);
-        if self.standstill.look(sys::now(), position, || all_but(waiting).is_ok_and(|still| still)) {
-            sure(self.observer.handle_missed_reading());
-            let Layer { replayer, observer, .. } = self;
+        let Layer { standstill, observer, replayer, .. } = self;
+        let is_still = |waiting| all_but(waiting).is_ok_and(|still| still);
+        if sure(standstill.handle_look(observer, Duration::from_nanos(sys::now()), is_still)) {
             replayer.iter_mut().for_each(|replayer| replayer.look(observer));
         }
     }
@@ -209,28 +164,5 @@ mod tests {
         go.send(()).unwrap();
         thread.join().unwrap();
         becomes(number, true);
-    }
-
-    #[test]
-    fn only_where_nothing_goes_on_for_a_while() {
-        let mut standstill = Standstill::default();
-        let (mut now, mut looks) = (1_000_000_000, 0);
-        let mut run = |position, still: bool, span: u64| {
-            let until = now + span;
-            let mut is_at_one = false;
-            while now < until && !is_at_one {
-                now += 500_000;
-                is_at_one = standstill.look(now, position, || {
-                    looks += 1;
-                    still
-                });
-            }
-            (is_at_one, std::mem::take(&mut looks))
-        };
-        assert_eq!(run(7, true, STANDS_NS), (false, 3));
-        assert_eq!(run(8, true, STANDS_NS), (false, 3), "the log has gone on");
-        let (is_at_one, looks) = run(8, false, 60_000_000_000);
-        assert!(!is_at_one && looks < 80, "{looks} looks in a minute at threads that run");
-        assert_eq!(run(9, true, 1_000_000_000), (true, 5));
     }
 }

@@ -1,5 +1,7 @@
 //! Whole calls of one observer, whose peers and protector are played by the test.
 
+use std::time::Duration;
+
 use radic_wire::determinant::{ConnectionId, KernelCall};
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
@@ -10,6 +12,7 @@ use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Link, Phase, Welcome};
 use crate::error::Error;
+use crate::standstill::{STANDS, Standstill};
 
 /// What `process` says first on its first connection.
 fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
@@ -584,6 +587,39 @@ fn a_frame_whose_bytes_are_not_kept_any_more_is_not_finished() {
 /// it reads the clock later it is told what it was told then.
 #[test]
 fn a_reading_that_no_thread_makes_is_passed() {
+    let mut again = catches_up_with_two_readings();
+    assert_eq!(again.handle_missed_reading(), Ok(true));
+    assert_eq!(again.awaits_reading(), Ok(true), "the second one");
+    let stranger = again.begin_thread(77).unwrap();
+    assert_eq!(again.clock(stranger, 1), Ok(Reading::Again(70_000)));
+    assert_eq!(again.handle_missed_reading(), Ok(false), "the log is over");
+}
+
+/// Each reading has the whole time, and a thread that is not still keeps it.
+#[test]
+fn a_reading_is_given_up_when_the_process_stands_still() {
+    let mut again = catches_up_with_two_readings();
+    let (mut standstill, mut now, ms) = (Standstill::default(), Duration::from_secs(1), Duration::from_millis(1));
+    standstill.handle_wait();
+    let mut given_up = |span: Duration, still: usize| {
+        let until = now + span;
+        let mut times = Vec::new();
+        while now < until {
+            now += ms;
+            if standstill.handle_look(&mut again, now, |waiting| waiting == still).unwrap() {
+                times.push(now);
+            }
+        }
+        times
+    };
+    assert_eq!(given_up(STANDS, 1), []);
+    assert_eq!(given_up(Duration::from_secs(10), 2), [], "a thread does something");
+    let times = given_up(Duration::from_secs(9), 1);
+    assert!(times.len() == 2 && times[1] >= times[0] + STANDS, "there are two, and the second has its time, too: {times:?}");
+}
+
+/// A process that catches up with the log of one in which another thread has read a clock twice.
+fn catches_up_with_two_readings() -> Observer {
     let mut then = sender();
     let stranger = then.begin_thread(77).unwrap();
     for real in [9_000, 70_000] {
@@ -598,9 +634,5 @@ fn a_reading_that_no_thread_makes_is_passed() {
     assert_eq!(again.awaits_reading(), Ok(false), "the log is not here");
     again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
     assert_eq!(again.awaits_reading(), Ok(true));
-    assert_eq!(again.handle_missed_reading(), Ok(true));
-    assert_eq!(again.awaits_reading(), Ok(true), "the second one");
-    let stranger = again.begin_thread(77).unwrap();
-    assert_eq!(again.clock(stranger, 1), Ok(Reading::Again(70_000)));
-    assert_eq!(again.handle_missed_reading(), Ok(false), "the log is over");
+    again
 }

@@ -10,6 +10,7 @@ use radic_observer::links::Links;
 use radic_observer::outbox::PARTS;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::{REPLACED, Session};
+use radic_observer::standstill::Standstill;
 use radic_observer::{Config, Observer};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::mac::JobKey;
@@ -30,7 +31,6 @@ use crate::ops::kernel::Used;
 use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
-use crate::standstill::Standstill;
 use crate::{counters, memory, sys};
 
 /// Bytes of the payload log in the process.

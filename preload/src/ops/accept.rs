@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
+use radic_observer::caller::{Caller, Heard, Step};
 use radic_observer::{Accept, Error, Wait};
 use radic_wire::address::canonical;
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
@@ -121,8 +123,7 @@ struct Accepting {
 impl Accepting {
     fn run(self, mut layer: Held) -> Result<Accepted, Errno> {
         loop {
-            if !layer.observer.is_replaying()
-                && !layer.has_arrived(self.listener)
+            if Caller::is_wanted(&layer.observer, layer.has_arrived(self.listener))
                 && let Some(result) = self.take(&mut layer)
             {
                 return result;
@@ -190,35 +191,27 @@ impl Accepting {
                 Err(error) => return Some(Err(self.failed(layer, error))),
             };
             let Ok(peer) = SocketAddr::try_from(peer) else { continue };
-            match ask_caller(layer, canonical(peer)) {
-                // Given up before it was accepted, perhaps by a process that is lost: on other systems no program sees such a connection.
-                None if is_reset(&fd) => {}
-                None => {
+            match meet(layer, fd, peer) {
+                Met::Nobody => {}
+                Met::Stranger(fd) => {
                     layer.note_unprotected(&peer);
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
                 }
-                Some(connection) => {
-                    // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to
-                    // call once more, and its node remembers it.
-                    let mut incoming = Incoming::default();
-                    let hello = match identify(layer, &fd, &mut incoming, connection) {
-                        Caller::Greets(hello) => hello,
-                        Caller::Gone => continue,
-                        Caller::IsSilent => {
-                            layer.expect_greeting(fd, incoming);
-                            continue;
-                        }
-                    };
-                    send_off(layer, peer);
-                    let moved = |moved: bool| hello.ends.filter(|_| moved);
-                    let from = moved(hello.incarnation > Incarnation::FIRST).map_or(peer, |ends| like(ends.from, &peer));
-                    let local = moved(layer.observer.incarnation() > Incarnation::FIRST).map(|ends| like(ends.to, &peer));
-                    let to = hello.ends.map(|ends| ends.to);
-                    layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local, to });
+                Met::Process(fd, hello) => {
+                    self.arrive(layer, fd, peer, &hello);
                     return None;
                 }
             }
         }
+    }
+
+    /// A process has called: the observer offers the connection.
+    fn arrive(&self, layer: &mut Layer, fd: OwnedFd, peer: SocketAddr, hello: &Greeting) {
+        let moved = |moved: bool| hello.ends.filter(|_| moved);
+        let from = moved(hello.incarnation > Incarnation::FIRST).map_or(peer, |ends| like(ends.from, &peer));
+        let local = moved(layer.observer.incarnation() > Incarnation::FIRST).map(|ends| like(ends.to, &peer));
+        let to = hello.ends.map(|ends| ends.to);
+        layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local, to });
     }
 
     /// The call fails: an outcome.
@@ -281,7 +274,7 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
             _ = layer.node.send(&ToNode::Finished { stream, end });
         }
         // By a reset, as the kernel does it.
-        _ = sockopt::set_socket_linger(&fd, Some(std::time::Duration::ZERO));
+        _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
     }
 }
 
@@ -320,34 +313,55 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// What is known of a caller.
-enum Caller {
-    /// A process that has greeted.
-    Greets(Greeting),
-    /// One that does not greet at once: its program makes no call just now, and its `connect` has not waited.
-    IsSilent,
-    /// The other end is gone, or says something else than its node did.
-    Gone,
+/// What a socket is that the system has let in.
+enum Met {
+    /// The link of a connection with a process, which has greeted.
+    Process(OwnedFd, Greeting),
+    /// A connection that is not protected.
+    Stranger(OwnedFd),
+    /// None for the program: it is closed, or its greeting is still to come.
+    Nobody,
 }
 
-/// Reads the greeting of a new connection, which its node has named.
-fn identify(layer: &mut Layer, fd: &OwnedFd, incoming: &mut Incoming, connection: ConnectionId) -> Caller {
-    /// A `connect` that waits writes the greeting at once. In milliseconds.
-    const MOMENT_MS: u64 = 50;
-    let me = To { process: layer.observer.process(), incarnation: None };
-    let greeting =
-        incoming.read_within(MOMENT_MS, sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection));
-    let why = match greeting {
-        Ok(None) => return Caller::IsSilent,
-        Ok(Some(greeting)) if sure(layer.observer.handle_first_greeting(connection, &greeting)) => {
-            return Caller::Greets(greeting);
+/// Does what [`Caller`] says about a socket that the system has let in.
+fn meet(layer: &mut Layer, fd: OwnedFd, peer: SocketAddr) -> Met {
+    let (mut caller, mut incoming, mut heard) = (Caller::new(), Incoming::default(), Ok(None));
+    loop {
+        match caller.next() {
+            Step::Ask => caller.handle_named(ask_caller(layer, canonical(peer)), || is_reset(&fd)),
+            Step::Hear(_, within) => {
+                heard = hear(layer, &fd, &mut incoming, within);
+                let of = match &heard {
+                    Ok(Some(greeting)) => Heard::Greeting(greeting),
+                    Ok(None) => Heard::Nothing,
+                    Err(Errno::CONNRESET) => Heard::Reset,
+                    Err(_) => Heard::Noise,
+                };
+                sure(caller.handle_heard(&mut layer.observer, of));
+            }
+            Step::GiveAway => return Met::Stranger(fd),
+            Step::Offer => {
+                send_off(layer, peer);
+                return heard.ok().flatten().map_or(Met::Nobody, |hello| Met::Process(fd, hello));
+            }
+            Step::Expect => {
+                layer.expect_greeting(fd, incoming);
+                return Met::Nobody;
+            }
+            Step::Close(cause) => {
+                if cause.is_strange() {
+                    let error = heard.err().map(|error| format!(": {error}")).unwrap_or_default();
+                    layer.note(&format!("a connection was closed: {cause}{error}"));
+                }
+                return Met::Nobody;
+            }
         }
-        Ok(Some(greeting)) if greeting.connection.opener == connection.opener => return Caller::Gone,
-        Ok(Some(_)) => "its greeting is from another process than its call".to_owned(),
-        // Its caller has given it up: it calls once more.
-        Err(Errno::CONNRESET) => return Caller::Gone,
-        Err(error) => format!("no greeting on it: {error}"),
-    };
-    layer.note(&format!("a connection was closed: {why}"));
-    Caller::Gone
+    }
+}
+
+/// Reads the greeting of a new connection, which its node has named. None: it has not come.
+fn hear(layer: &Layer, fd: &OwnedFd, incoming: &mut Incoming, within: Duration) -> Result<Option<Greeting>, Errno> {
+    let me = To { process: layer.observer.process(), incarnation: None };
+    let key_of = |connection: &ConnectionId| layer.key.greeting_key(connection);
+    incoming.read_within(within.as_millis() as u64, sys::borrow(fd.as_raw_fd()), me, key_of)
 }

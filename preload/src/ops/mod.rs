@@ -14,9 +14,10 @@ pub mod time;
 pub mod yielding;
 
 use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
 
 use radic_observer::Wait;
-use radic_observer::connect::RETURN;
+use radic_observer::connect::{PAUSE, UntilBack};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -67,10 +68,10 @@ fn for_turn(layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Resu
 }
 
 fn as_last(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
-    layer.standstill.waiting += 1;
+    layer.standstill.handle_wait();
     layer.look_at_standstill();
     let mut layer = wait(layer)?;
-    layer.standstill.waiting -= 1;
+    layer.standstill.handle_wait_over();
     Ok(layer)
 }
 
@@ -144,18 +145,16 @@ pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<
 
 /// Looks after everything for a moment: processes that come back may need what this one has sent them.
 pub fn pause(layer: Held) -> Result<Held, Errno> {
-    /// Time between two questions whether a process is back, in nanoseconds.
-    const AGAIN_NS: u64 = 20_000_000;
-    wait_awhile(layer, &[], sys::now() + AGAIN_NS)
+    wait_awhile(layer, &[], sys::now() + PAUSE.as_nanos() as u64)
 }
 
 /// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way
 /// back. None: this process was lost itself meanwhile, and has come back; its log may know the outcome of the call.
 pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
-    let until = sys::now() + RETURN.as_nanos() as u64;
+    let mut asked = UntilBack::default();
     loop {
         let (answer, later) = question(&mut layer);
-        if !later || sys::now() >= until {
+        if !asked.handle_answer(Duration::from_nanos(sys::now()), later) {
             return Ok((layer, Some(answer)));
         }
         layer = pause(layer)?;

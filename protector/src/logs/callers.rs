@@ -30,7 +30,7 @@ impl Service {
                     }
                     let ready = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
                     let interest = Interest { read: true, write: false };
-                    let connection = Connection::new(socket, Stage::Unproven(Partial::new()), interest);
+                    let connection = Connection::new(socket, Stage::Unproven(Partial::new()), interest, self.server.outgoing());
                     if let Err(error) = ready.and_then(|()| self.add(number, connection)) {
                         self.lose(number, Gone::Broke(&error.to_string()));
                     }
@@ -110,7 +110,7 @@ impl Service {
             Err(error) => return self.lose(number, Gone::Broke(&error.to_string())),
         };
         if let Some(connection) = self.connections.get_mut(&number) {
-            connection.queue_words(&nonce);
+            connection.out.handle_words(&nonce);
             connection.stage = Stage::Challenged(login, key, nonce, Partial::new());
             self.touched.push(number);
         }
@@ -127,7 +127,7 @@ impl Service {
             return;
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        connection.queue_words(&login.welcome(&key, &nonce, cover));
+        connection.out.handle_words(&login.welcome(&key, &nonce, cover));
         connection.begin_records(login.records_of_protector(&key, &nonce, cover));
         connection.stage = Stage::of(channel);
         let Some(role) = self.server.role(number) else { return };
@@ -152,7 +152,7 @@ impl Service {
         if let Some(error) = connection.socket.take_error().unwrap_or_else(Some) {
             return self.lose(number, Gone::Broke(&error.to_string()));
         }
-        connection.queue_words(&login.encode(&key));
+        connection.out.handle_words(&login.encode(&key));
         connection.stage = Stage::Asked(login, key, Partial::new());
         self.touched.push(number);
     }
@@ -162,7 +162,7 @@ impl Service {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let Stage::Asked(login, ref key, _) = connection.stage else { return };
         let key = key.clone();
-        connection.queue_words(&login.prove(&key, &nonce));
+        connection.out.handle_words(&login.prove(&key, &nonce));
         connection.stage = Stage::Proving(login, key, nonce, Partial::new());
         self.touched.push(number);
     }
@@ -283,7 +283,7 @@ impl Service {
         if let Err(error) = connection.flush() {
             return self.lose(number, Gone::Broke(&error.to_string()));
         }
-        self.server.handle_sent(number, connection.waiting());
+        self.server.handle_sent(number, connection.out.waiting());
         self.watch(number);
     }
 }

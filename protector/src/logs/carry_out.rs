@@ -18,7 +18,7 @@ use super::send::Sender;
 use super::service::{Fencing, Service};
 use super::types::{Answer, Request};
 use super::verify::{BadImage, Task, Verdict};
-use crate::logserver::{Action, ConnectionNumber, Gone, Precedence, Reply};
+use crate::logserver::{Action, ConnectionNumber, Gone, Outgoing, Reply};
 use crate::store::{Place, Speaker};
 
 impl Service {
@@ -35,15 +35,8 @@ impl Service {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Answer(number, _, message) => self.queue(number, |connection| connection.queue(&message)),
-            Action::Forward(number, precedence, message) => self.queue(number, |connection| match precedence {
-                Precedence::Barrier => {
-                    connection.fence();
-                    connection.queue_urgent(&message);
-                }
-                Precedence::Urgent => connection.queue_urgent(&message),
-                Precedence::Later => connection.queue_later(&message),
-            }),
+            Action::Answer(number, _, message) => self.queue(number, |out| out.handle_answer(&message)),
+            Action::Forward(number, precedence, message) => self.queue(number, |out| out.handle_forward(precedence, &message)),
             Action::Close(number, _) => {
                 // What it was told last, as that it is fenced, goes if it can at once.
                 self.connections.remove(&number).into_iter().for_each(|mut connection| _ = connection.flush());
@@ -69,9 +62,9 @@ impl Service {
         }
     }
 
-    fn queue(&mut self, number: ConnectionNumber, queue: impl FnOnce(&mut Connection)) {
+    fn queue(&mut self, number: ConnectionNumber, queue: impl FnOnce(&mut Outgoing)) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        queue(connection);
+        queue(&mut connection.out);
         if self.touched.last() != Some(&number) {
             self.touched.push(number);
         }
@@ -87,7 +80,7 @@ impl Service {
         let login = Login { process, incarnation, channel: Channel::Replica, nonce: random()? };
         let key = login.channel.key(&self.config.key, process.job);
         let interest = Interest { read: true, write: true };
-        let connection = Connection::new(begin_connect(address)?, Stage::Dialed(login, key), interest);
+        let connection = Connection::new(begin_connect(address)?, Stage::Dialed(login, key), interest, self.server.outgoing());
         let (now, number) = (self.now(), self.number());
         if self.server.handle_dialing(now, process, address, number)
             && let Err(error) = self.add(number, connection)

@@ -1,27 +1,22 @@
-//! One connection of the service: how far its login is, what came in pieces, what waits to be sent. The log server knows what it
-//! is for ([`crate::logserver::Role`]).
+//! One connection of the service: how far its login is, what came in pieces, its socket and its records. The log server
+//! knows what it is for ([`crate::logserver::Role`]), and [`Outgoing`] in which order messages leave.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
-use radic_wire::bytes::Writer;
-use radic_wire::frame::{self, FrameReader, FrameTooLarge, HEADER};
+use radic_wire::frame::{FrameReader, FrameTooLarge, HEADER};
 use radic_wire::limits;
-use radic_wire::log::FromProtector;
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::record::{Cover, Opener, RecordError, Sealer};
 
-use crate::logserver::Next;
+use crate::logserver::{Next, Outgoing};
 
 /// Longest frame but for the beginning of an image: a chunk and what goes before it.
 pub const FRAME: usize = limits::LOG_CHUNK + 128;
 /// Bytes that are read at once, at first and at most.
 const LEAST_READ: usize = 4 << 10;
 const MOST_READ: usize = limits::LOG_CHUNK;
-/// Bytes that may wait to be sent at all: a peer that takes nothing is taken for gone.
-const LOST: usize = 64 << 20;
 
 /// Something of known length that comes in pieces.
 #[derive(Debug)]
@@ -102,72 +97,6 @@ pub enum Watch {
     Not,
 }
 
-/// What waits to be sent.
-#[derive(Debug, Default)]
-struct Outgoing {
-    /// Being sent, up to `sent` gone: as it goes to the socket.
-    current: Vec<u8>,
-    sent: usize,
-    /// Words of the login, which go before all else and in no record.
-    words: Vec<u8>,
-    /// Frames that go first.
-    urgent: Vec<u8>,
-    /// Frames that are being put into records.
-    frames: Vec<u8>,
-    /// Frames that go when nothing else does.
-    later: VecDeque<Vec<u8>>,
-    later_bytes: usize,
-    /// Of acknowledgements only the newest says something.
-    journal_stable: Option<u64>,
-    payload_stable: Option<u64>,
-}
-
-impl Outgoing {
-    fn len(&self) -> usize {
-        self.current.len() - self.sent + self.words.len() + self.urgent.len() + self.later_bytes
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0 && self.journal_stable.is_none() && self.payload_stable.is_none()
-    }
-
-    /// Something to send in `current`, if there is anything.
-    fn refill(&mut self, sealer: Option<&mut Sealer>) -> bool {
-        if self.sent < self.current.len() {
-            return true;
-        }
-        self.current.clear();
-        self.sent = 0;
-        std::mem::swap(&mut self.current, &mut self.words);
-        if let (true, Some(sealer)) = (self.current.is_empty(), sealer) {
-            self.take_frames();
-            sealer.seal_into(&[&self.frames], &mut self.current);
-        }
-        !self.current.is_empty()
-    }
-
-    /// The frames that go next.
-    fn take_frames(&mut self) {
-        self.frames.clear();
-        std::mem::swap(&mut self.frames, &mut self.urgent);
-        let journal = self.journal_stable.take().map(|position| FromProtector::JournalStable { position });
-        let payload = self.payload_stable.take().map(|position| FromProtector::PayloadStable { position });
-        for message in journal.iter().chain(&payload) {
-            let mut body = [0; 16];
-            let mut writer = Writer::new(&mut body);
-            message.write(&mut writer);
-            let length = writer.finish().expect("a tag and a number have at most 11 bytes");
-            frame::encode_into(&mut self.frames, &body[..length], FRAME);
-        }
-        if self.frames.is_empty()
-            && let Some(next) = self.later.pop_front()
-        {
-            self.later_bytes -= next.len();
-            self.frames = next;
-        }
-    }
-}
-
 /// What reading has brought.
 #[derive(Debug)]
 pub enum Came {
@@ -194,7 +123,8 @@ pub struct Connection {
     pub stage: Stage,
     pub watch: Watch,
     pub input: FrameReader,
-    out: Outgoing,
+    /// What waits to be sent.
+    pub out: Outgoing,
     /// What its records are made and opened with, once both sides have proven what they are.
     records: Option<(Sealer, Opener)>,
     /// Bytes that it has room for at once.
@@ -211,8 +141,8 @@ pub enum BadInput {
 }
 
 impl Connection {
-    pub fn new(socket: TcpStream, stage: Stage, interest: Interest) -> Self {
-        let (input, out) = (FrameReader::new(FRAME), Outgoing::default());
+    pub fn new(socket: TcpStream, stage: Stage, interest: Interest, out: Outgoing) -> Self {
+        let input = FrameReader::new(FRAME);
         Connection { socket, stage, watch: Watch::Urgent(interest), input, out, records: None, room_for: LEAST_READ }
     }
 
@@ -274,57 +204,21 @@ impl Connection {
         (self.socket, self.records.map(|(sealer, _)| sealer))
     }
 
-    /// Queues a message.
-    pub fn queue(&mut self, body: &[u8]) {
-        match FromProtector::read(body) {
-            Ok(FromProtector::JournalStable { position }) => self.out.journal_stable = Some(position),
-            Ok(FromProtector::PayloadStable { position }) => self.out.payload_stable = Some(position),
-            _ => frame::encode_into(&mut self.out.urgent, body, limits::LOG_FRAME),
-        }
-    }
-
-    /// Queues a message that goes first among what was not begun.
-    pub fn queue_urgent(&mut self, body: &[u8]) {
-        frame::encode_into(&mut self.out.urgent, body, limits::LOG_FRAME);
-    }
-
-    /// Queues a message behind all others.
-    pub fn queue_later(&mut self, body: &[u8]) {
-        let mut framed = Vec::with_capacity(body.len() + HEADER);
-        frame::encode_into(&mut framed, body, limits::LOG_FRAME);
-        self.out.later_bytes += framed.len();
-        self.out.later.push_back(framed);
-    }
-
-    /// What is queued goes before what will be.
-    pub fn fence(&mut self) {
-        let later = std::mem::take(&mut self.out.later);
-        self.out.later_bytes = 0;
-        later.iter().for_each(|framed| self.out.urgent.extend_from_slice(framed));
-    }
-
-    /// Queues words of the login.
-    pub fn queue_words(&mut self, bytes: &[u8]) {
-        self.out.words.extend_from_slice(bytes);
-    }
-
-    /// Bytes that wait.
-    pub fn waiting(&self) -> usize {
-        self.out.len()
-    }
-
     /// Sends what can be sent. An error: the connection is lost.
     pub fn flush(&mut self) -> io::Result<()> {
-        while self.out.refill(self.records.as_mut().map(|(sealer, _)| sealer)) {
-            match self.socket.write(&self.out.current[self.out.sent..]) {
+        let Connection { socket, out, records, .. } = self;
+        loop {
+            let seal = records.as_mut().map(|(sealer, _)| |frames: &[u8], to: &mut Vec<u8>| sealer.seal_into(&[frames], to));
+            let Some(bytes) = out.poll_transmit(seal) else { break };
+            match socket.write(bytes) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(length) => self.out.sent += length,
+                Ok(length) => out.handle_taken(length),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        if self.out.len() > LOST { Err(io::Error::new(ErrorKind::TimedOut, "it takes no answers")) } else { Ok(()) }
+        if out.is_given_up() { Err(io::Error::new(ErrorKind::TimedOut, "it takes no answers")) } else { Ok(()) }
     }
 
     /// Whether it needs to know when there is room to write.

@@ -47,6 +47,9 @@ const READY: usize = 256;
 const WRITING: usize = 32 << 20;
 /// Bytes of one write.
 const WRITE: usize = limits::LOG_CHUNK;
+/// Bytes of answers that may wait for a connection, and bytes that may wait for a replica.
+const ANSWERS: usize = 1 << 20;
+const FORWARDS: usize = 4 << 20;
 /// Of the time that a disk has to answer, the part after which the threads that ask it are looked at again.
 const LOOKS: u32 = 4;
 /// Time that the service's thread has at the daemon's end, and of that what those have that are at a disk.
@@ -440,7 +443,7 @@ fn bounds(config: &Config) -> logserver::Config {
     let log = Protection::default().log;
     let store = store::Config { memory: config.memory, log, image: config.image, durable: config.durable };
     let Config { processes, connections, .. } = *config;
-    logserver::Config { store, processes, connections, writing: WRITING, write: WRITE }
+    logserver::Config { store, processes, connections, writing: WRITING, write: WRITE, answers: ANSWERS, forwards: FORWARDS }
 }
 
 fn flags(interest: Interest) -> EpollFlags {

@@ -21,8 +21,6 @@ use crate::store::Speaker;
 const AGAIN: Duration = Duration::from_millis(50);
 /// Longest such time.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
-/// Bytes that may wait for a replica before payload and images of its process are not read.
-const BEHIND: usize = 4 << 20;
 
 /// How far the connection to a replica is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +152,9 @@ impl LogServer {
     /// Whether too much waits for the replica of this process.
     pub(super) fn replica_is_behind(&self, process: ProcessId) -> bool {
         let connection = self.replicas.get(&process).and_then(|replica| replica.link.connection());
-        connection.and_then(|number| self.connections.get(&number)).is_some_and(|connection| connection.waiting > BEHIND)
+        connection
+            .and_then(|number| self.connections.get(&number))
+            .is_some_and(|connection| connection.waiting > self.config.forwards)
     }
 
     /// Asks for a connection to the replica of a process. Not if another protector has the process and it does not speak here any

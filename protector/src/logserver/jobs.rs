@@ -10,7 +10,7 @@ use radic_wire::peer::Revival;
 use radic_wire::process::Protection;
 
 use super::{Action, LogServer, Reason, Role, Status};
-use crate::store::{LineHeld, NoRestart, Speaker};
+use crate::store::{LineHeld, NoRestart, Restart, Speaker};
 
 /// Ended jobs that are remembered: their processes are refused.
 const ENDED: usize = 1_024;
@@ -72,7 +72,7 @@ impl LogServer {
         self.close_older(process, incarnation);
         match restart {
             Err(NoRestart::Unstable) => _ = self.fences.entry((process, incarnation)).or_insert(now + STABLE),
-            answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
+            answer => self.answer_fence(process, incarnation, answer),
         }
     }
 
@@ -120,9 +120,15 @@ impl LogServer {
         for ((process, incarnation), until) in std::mem::take(&mut self.fences) {
             match self.store.restart(process, incarnation) {
                 Err(NoRestart::Unstable) if self.now < until => _ = self.fences.insert((process, incarnation), until),
-                answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
+                answer => self.answer_fence(process, incarnation, answer),
             }
         }
+    }
+
+    /// What the store has done on the way to the answer is told before it: an image that is committed by the fence counts as committed where the answer is heard.
+    fn answer_fence(&mut self, process: ProcessId, incarnation: Incarnation, answer: Result<Restart, NoRestart>) {
+        self.settle();
+        self.actions.push_back(Action::Fenced(process, incarnation, answer));
     }
 
     /// The job has ended. Its processes are refused from now on, and their files are removed unless the job keeps its logs.

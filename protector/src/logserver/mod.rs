@@ -15,6 +15,7 @@
 //! | `jobs` | jobs, fences, forgetting |
 //! | `sending` | which images are sent to nodes that bring processes back, and which wait |
 //! | `effects` | what the store wants done, what the disk and the verifier have done |
+//! | `outgoing` | in which order the messages of one connection leave: the driver has one [`Outgoing`] for each |
 //!
 //! # A connection
 //!
@@ -27,14 +28,15 @@
 //! # Bounds
 //!
 //! [`Config::connections`], [`limits::HANDSHAKES`] of them unproven, each for [`limits::HANDSHAKE_MS`]; [`Config::processes`];
-//! [`Config::writing`] bytes on their way to files; 1 MiB of answers for a connection before it is not read any more; 4 MiB for a
-//! replica before payload and images of its process are not read; 4 images that are sent at once, and 1,024 that wait.
+//! [`Config::writing`] bytes on their way to files; [`Config::answers`] for a connection before it is not read any more;
+//! [`Config::forwards`] for a replica before payload and images of its process are not read; 4 images that are sent at once, and 1,024 that wait.
 
 mod chain;
 mod effects;
 mod jobs;
 mod messages;
 mod orders;
+mod outgoing;
 mod sending;
 #[cfg(test)]
 mod tests;
@@ -52,12 +54,10 @@ use radic_wire::process::Protection;
 use self::chain::{Link, Replica};
 use self::effects::Writing;
 pub use self::orders::{Reply, StoreOrder};
+pub use self::outgoing::Outgoing;
 use self::sending::Sending;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
-/// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read
-/// that asks for answers.
-const CLOGGED: usize = 1 << 20;
 /// Time between two events about connections that were closed.
 const INTRUDERS: Duration = Duration::from_secs(1);
 
@@ -77,6 +77,11 @@ pub struct Config {
     pub writing: usize,
     /// Bytes of one write.
     pub write: usize,
+    /// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is
+    /// read that asks for answers.
+    pub answers: usize,
+    /// Bytes that may wait for a replica before payload and images of its process are not read.
+    pub forwards: usize,
 }
 
 /// What a connection is for.
@@ -350,8 +355,8 @@ impl Connection {
         Connection { role, reading: Reading::Open, reads: 0, waiting: 0 }
     }
 
-    fn is_clogged(&self) -> bool {
-        self.waiting + self.reads * limits::LOG_CHUNK > CLOGGED
+    fn is_clogged(&self, most: usize) -> bool {
+        self.waiting + self.reads * limits::LOG_CHUNK > most
     }
 }
 
@@ -591,17 +596,22 @@ impl LogServer {
     /// Whether frames that follow one that was answered by [`Next::Answer`] are handled now, or wait until answers are taken.
     pub fn may_go_on(&mut self, connection: ConnectionNumber) -> bool {
         let Some(caller) = self.connections.get_mut(&connection) else { return false };
-        if caller.reading == Reading::Open && caller.is_clogged() {
+        if caller.reading == Reading::Open && caller.is_clogged(self.config.answers) {
             caller.reading = Reading::Clogged;
         }
         caller.reading == Reading::Open
+    }
+
+    /// Where the messages of a new connection wait.
+    pub fn outgoing(&self) -> Outgoing {
+        Outgoing::new(outgoing::most(self.config.store.memory))
     }
 
     /// Something was sent, or waits to be: this many bytes wait now.
     pub fn handle_sent(&mut self, connection: ConnectionNumber, waiting: usize) {
         let Some(caller) = self.connections.get_mut(&connection) else { return };
         caller.waiting = waiting;
-        if caller.reading == Reading::Clogged && !caller.is_clogged() {
+        if caller.reading == Reading::Clogged && !caller.is_clogged(self.config.answers) {
             caller.reading = Reading::Open;
             self.actions.push_back(Action::Resume(connection));
         }

@@ -13,7 +13,7 @@ const REPLICA: &str = "10.0.0.2:9";
 
 fn config() -> Config {
     let store = store::Config { memory: 1 << 20, log: 1 << 20, image: 1 << 20, durable: false };
-    Config { store, processes: 4, connections: 8, writing: 1 << 20, write: 1 << 16 }
+    Config { store, processes: 4, connections: 8, writing: 1 << 20, write: 1 << 16, answers: 1 << 20, forwards: 4 << 20 }
 }
 
 fn process(rank: u32) -> ProcessId {
@@ -258,6 +258,29 @@ fn a_fence_does_not_wait_for_ever() {
     assert_eq!(fenced(&mut server), []);
     server.handle_timeout(limit);
     assert_eq!(fenced(&mut server), [Action::Fenced(process(0), Incarnation::restarted(1), Err(NoRestart::Unstable))]);
+}
+
+/// Else it would pass for one that is committed after the restart, and what the restart counts as tried would be forgotten.
+#[test]
+fn an_image_that_a_fence_commits_is_told_before_the_answer() {
+    let mut server = server();
+    assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
+    assert_eq!(connect(&mut server, 2, speaker(0, 0), Channel::Image), Next::Read);
+    let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
+    let (streams, ended) = (streams(), streams());
+    let line = radic_wire::log::LineMark { newest: 1, joins: true };
+    let (image, cut) = (0, 0);
+    let begin =
+        radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut, payload: 0, causes: 0, line, streams, ended };
+    _ = server.handle_frame(at(2), 2, &encoded(&begin));
+    finish_an_image(&mut server, 2);
+    assert!(!server.store().can_restart(process(0)), "the line is not known to be complete");
+    server.fence(at(3), process(0), Incarnation::restarted(1), &[], 1);
+    let told = actions(&mut server);
+    let place = |of: fn(&Action) -> bool| told.iter().position(of).unwrap_or_else(|| panic!("{told:?}"));
+    let committed = place(|of| matches!(of, Action::Tell(Event { what: What::Committed(0), .. })));
+    assert!(committed < place(|of| matches!(of, Action::Fenced(_, _, Ok(_)))), "{told:?}");
 }
 
 #[test]

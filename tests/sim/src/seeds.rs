@@ -297,7 +297,7 @@ fn show(summary: &Summary, json: bool) {
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
         "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, {} readings of a clock that no thread made any more, \
-         {} images, {} increments restored, {} links, {} calls left under way, {} bytes \
+         {} images, {} increments restored, {} links, {} calls left under way, at most {} bytes for a socket of a log server, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,
@@ -310,6 +310,7 @@ fn show(summary: &Summary, json: bool) {
         counts.increments,
         counts.links,
         counts.under_way,
+        counts.most_waiting,
         counts.delivered,
         counts.again,
         counts.virtual_ms as f64 / 3.6e6,

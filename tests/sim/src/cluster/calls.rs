@@ -1,17 +1,18 @@
-//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, the observer which caller an `accept` gets; here are their
-//! sockets, the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting: nothing else goes on in the process
+//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, [`radic_observer::caller`] what becomes of a caller, and the
+//! observer which one an `accept` gets; here are their sockets, the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting: nothing else goes on in the process
 //! meanwhile ([`World::is_in_question`]).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, RETURN, Step};
+use radic_observer::caller::{self, Caller as Called, Heard};
+use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, PAUSE, Peer, Step, UntilBack};
 use radic_observer::connection::Slot;
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};
-use radic_wire::determinant::{ConnectionId, Determinant, StreamId};
+use radic_wire::determinant::{Determinant, StreamId};
 use radic_wire::ids::{Epoch, ProcessId};
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
@@ -25,10 +26,6 @@ use crate::app::LISTENER;
 
 /// The port of rank 0's listener, as programs know it.
 const PORT: u16 = 20_000;
-/// Time for a caller's greeting before it is a visitor like those at the door, as in the library.
-const GREETING: Duration = Duration::from_millis(50);
-/// Time between two questions whether a process is back, as in the library.
-const PAUSE: Duration = Duration::from_millis(20);
 /// The kernel does not wait for ever for a machine that does not answer.
 const KERNEL: Duration = Duration::from_secs(120);
 
@@ -45,7 +42,7 @@ enum Question {
     /// The same, for the socket of this end, which was refused while it was under way.
     Refused { ask: u64, end: StreamId },
     /// The greeting of the first caller, which its node has named.
-    Greeting { connection: ConnectionId, until: Duration },
+    Greeting { until: Duration, thread: usize },
 }
 
 /// The socket of a thread's `connect`.
@@ -82,8 +79,10 @@ pub struct Calls {
     asks: u64,
     /// The socket of its listener.
     listener: Option<SocketAddr>,
-    /// Its `bind` is told to ask again: from when on, and until when.
-    asks_again: Option<(Duration, Duration)>,
+    /// What is asked by its `bind`, and from when on again.
+    claim: Option<(UntilBack, Duration)>,
+    /// The first caller, once a thread is about to take it.
+    caller: Option<Called>,
     /// Callers that the kernel has let in, the oldest first, and what has come from them.
     backlog: VecDeque<(ConnId, VecDeque<Packet>)>,
     /// By thread.
@@ -191,8 +190,8 @@ impl World {
                     self.handle_refused(pid, end, &Found { peer, later, in_cluster });
                 }
             }
-            Some(Question::Greeting { connection, until }) => {
-                let result = self.hear_caller(pid, connection, until);
+            Some(Question::Greeting { until, thread }) => {
+                let result = self.hear_caller((pid, thread), until);
                 self.sure(pid, result);
             }
             None => {}
@@ -235,18 +234,10 @@ impl World {
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
             }
             FromNode::Caller { caller, .. } => {
-                if caller.is_none() && self.is_first_reset(pid) {
-                    let dead = self.lib(pid).calls.backlog.pop_front();
-                    dead.into_iter().for_each(|(conn, _)| self.close(conn, 1));
-                    return Ok(());
-                }
-                let Some(connection) = caller else {
-                    let me = self.processes[pid as usize].id;
-                    panic!("G7: {me} is told that its caller is not protected\n{}", self.standing());
-                };
-                let until = self.now + GREETING;
-                self.lib(pid).calls.question = Some(Question::Greeting { connection, until });
-                return self.hear_caller(pid, connection, until);
+                let is_reset = self.is_first_reset(pid);
+                let called = self.lib(pid).calls.caller.as_mut().expect("a caller was asked about");
+                called.handle_named(caller, || is_reset);
+                return self.meet((pid, thread), None);
             }
             ref other => unreachable!("{other:?} answers nothing"),
         }
@@ -260,7 +251,7 @@ impl World {
         let (told, now) = (self.named(pid), self.now);
         let lib = self.lib(pid);
         match lib.observer.address(thread as u32, Ask::Bind { fd: LISTENER })? {
-            Address::Live if lib.calls.asks_again.is_some_and(|(from, _)| now < from) => return Ok(()),
+            Address::Live if lib.calls.claim.is_some_and(|(_, from)| now < from) => return Ok(()),
             Address::Live => {
                 self.ask_node((pid, thread), |ask| ToNode::Claim { ask, address: told });
                 return Ok(());
@@ -278,12 +269,11 @@ impl World {
         let (told, now) = (self.named(pid), self.now);
         assert!(holder.is_none(), "G3: {told} is the address of one process, and {holder:?} is called by it");
         let lib = self.lib(pid);
-        let (_, until) = lib.calls.asks_again.unwrap_or((now, now + RETURN));
-        if later && now < until {
-            lib.calls.asks_again = Some((now + PAUSE, until));
+        let (mut asked, _) = lib.calls.claim.take().unwrap_or_default();
+        if asked.handle_answer(now, later) {
+            lib.calls.claim = Some((asked, now + PAUSE));
             return Ok(());
         }
-        lib.calls.asks_again = None;
         lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?;
         self.announce((pid, thread), told);
         Ok(())
@@ -331,13 +321,9 @@ impl World {
     pub fn app_accept(&mut self, (pid, thread): Caller, fd: u32, blocking: bool) -> Result<(), Error> {
         let lib = self.lib(pid);
         let is_offered = lib.observer.table().iter().any(|(_, connection)| connection.is_offered());
-        if !lib.observer.is_replaying()
-            && !is_offered
-            && let Some(conn) = lib.calls.backlog.front().map(|(conn, _)| *conn)
-        {
-            let from = self.net.conns[conn].from;
-            self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
-            return Ok(());
+        if Called::is_wanted(&lib.observer, is_offered) && !lib.calls.backlog.is_empty() {
+            lib.calls.caller = Some(Called::new());
+            return self.meet((pid, thread), None);
         }
         let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking, |_| true)? {
             Accept::Offered(connection) => {
@@ -360,41 +346,64 @@ impl World {
         Ok(())
     }
 
+    /// Does what [`Called`] says about the first caller, of which this greeting was heard.
+    fn meet(&mut self, (pid, thread): Caller, greeting: Option<&Greeting>) -> Result<(), Error> {
+        let calls = &mut self.lib(pid).calls;
+        let (Some(called), Some((conn, _))) = (&calls.caller, calls.backlog.front()) else { return Ok(()) };
+        let (step, conn) = (called.next(), *conn);
+        match step {
+            caller::Step::Ask => {
+                let from = self.net.conns[conn].from;
+                self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
+                return Ok(());
+            }
+            caller::Step::Hear(_, within) => {
+                let until = self.now + within;
+                self.lib(pid).calls.question = Some(Question::Greeting { until, thread });
+                return self.hear_caller((pid, thread), until);
+            }
+            _ => {}
+        }
+        self.lib(pid).calls.caller = None;
+        let rest = self.lib(pid).calls.backlog.pop_front().map(|(_, packets)| packets).unwrap_or_default();
+        match step {
+            caller::Step::Offer => {
+                let greeting = greeting.expect("what is offered has greeted");
+                let from = self.net.conns[conn].from;
+                self.tell_node(pid, ToNode::Greeted(from));
+                let slot = self.lib(pid).observer.table().find_end(greeting.connection, false).expect("it was let in");
+                self.plug(pid, slot, (conn, 1), rest);
+            }
+            caller::Step::GiveAway => {
+                let me = self.processes[pid as usize].id;
+                panic!("G7: {me} is told that its caller is not protected\n{}", self.standing());
+            }
+            caller::Step::Expect => self.expect_greeting(pid, conn),
+            _ => self.close(conn, 1),
+        }
+        Ok(())
+    }
+
     /// The first caller was named; its greeting has come, or it does not come.
-    fn hear_caller(&mut self, pid: u32, connection: ConnectionId, until: Duration) -> Result<(), Error> {
+    fn hear_caller(&mut self, (pid, thread): Caller, until: Duration) -> Result<(), Error> {
         let now = self.now;
-        let Some((conn, packets)) = self.lib(pid).calls.backlog.front_mut() else { return Ok(()) };
-        let (conn, first) = (*conn, packets.pop_front());
+        let lib = self.lib(pid);
+        let Some((_, packets)) = lib.calls.backlog.front_mut() else { return Ok(()) };
+        let first = packets.pop_front();
         if first.is_none() && now < until {
             return Ok(());
         }
-        let lib = self.lib(pid);
         lib.calls.question = None;
-        let rest = lib.calls.backlog.pop_front().map(|(_, packets)| packets).unwrap_or_default();
         let is_silent = first.is_none();
-        let greeting = match first {
-            Some(packet @ Packet::Word(_)) => {
-                let greeting = read_greeting(packet);
-                let is_right = lib.observer.handle_first_greeting(connection, &greeting)?;
-                is_right.then_some(greeting)
-            }
-            // It is over, or says nothing: its caller calls once more.
-            _ => None,
+        let greeting = first.filter(|packet| matches!(packet, Packet::Word(_))).map(read_greeting);
+        let heard = match &greeting {
+            Some(greeting) => Heard::Greeting(greeting),
+            None if is_silent => Heard::Nothing,
+            None => Heard::Reset,
         };
-        let Some(greeting) = greeting else {
-            if is_silent {
-                self.expect_greeting(pid, conn);
-            } else {
-                self.close(conn, 1);
-            }
-            return Ok(());
-        };
-        let from = self.net.conns[conn].from;
-        self.tell_node(pid, ToNode::Greeted(from));
-        let lib = self.lib(pid);
-        let slot = lib.observer.table().find_end(greeting.connection, false).expect("it was let in");
-        self.plug(pid, slot, (conn, 1), rest);
-        Ok(())
+        let called = lib.calls.caller.as_mut().expect("a caller was asked about");
+        called.handle_heard(&mut lib.observer, heard)?;
+        self.meet((pid, thread), greeting.as_ref())
     }
 
     /// The first caller has given its connection up.

@@ -82,6 +82,8 @@ pub struct Counts {
     pub delivered: u64,
     /// Bytes that were sent once more.
     pub again: u64,
+    /// The most bytes that have waited for a socket of a log server.
+    pub most_waiting: u64,
     /// Suspensions of the job.
     pub suspensions: u64,
     /// Faults.
@@ -129,6 +131,7 @@ impl Counts {
         self.suspensions += other.suspensions;
         self.missed_readings += other.missed_readings;
         self.under_way += other.under_way;
+        self.most_waiting = self.most_waiting.max(other.most_waiting);
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;
     }

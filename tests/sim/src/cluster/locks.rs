@@ -1,5 +1,5 @@
 //! The lock of a program with two threads. One that finds it taken reads a clock, to wait for a limited time, before it makes a call that waits. Which threads meet there is in no
-//! log, so on the way back the reading may not be made any more, and another one may be. When no thread can go on for that, the process notices, as the library does.
+//! log, so on the way back the reading may not be made any more, and another one may be. When no thread can go on for that, [`radic_observer::standstill`] notices.
 
 use radic_observer::{Error, Reading};
 
@@ -11,8 +11,6 @@ use crate::app::Op;
 const CLOCK: u32 = 2;
 /// One in so many calls that wait finds the lock taken.
 const TAKEN: usize = 6;
-/// Calls of each thread that came to nothing, in a row, before the process looks whether any thread can go on.
-const PATIENCE: u32 = 4;
 
 /// A thread before the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,24 +67,30 @@ impl World {
         Standing(lib.observer.log_position(), lib.observer.journal().sent(), threads)
     }
 
-    /// A call of this thread is over, or came to nothing. If none of them can go on, the reading that is next in the log is not made any more.
+    /// The thread makes a call, and waits for its turn no more.
+    pub fn wake(&mut self, (pid, at): Caller) {
+        let program = &mut self.lib(pid).program;
+        if std::mem::take(&mut program.threads[at].waits) {
+            program.standstill.handle_wait_over();
+        }
+    }
+
+    /// A call of this thread is over, or came to nothing: then it waits for its turn, unless it waits for something else. None of them can go on if all do.
     pub fn note_standing(&mut self, (pid, at): Caller, before: &Standing) {
         let has_moved = self.stands(pid) != *before;
-        let awaits = self.lib(pid).observer.awaits_reading();
-        let Some(awaits) = self.sure(pid, awaits) else { return };
-        let threads = &mut self.lib(pid).program.threads;
-        if has_moved || !awaits || threads.iter().any(Thread::is_elsewhere) {
-            threads.iter_mut().for_each(|thread| thread.vain = 0);
+        let now = self.now;
+        let lib = self.lib(pid);
+        let program = &mut lib.program;
+        if has_moved || program.threads[at].is_over() || program.threads[at].is_elsewhere() {
             return;
         }
-        threads[at].vain += 1;
-        if threads.iter().all(|thread| thread.is_over() || thread.vain >= PATIENCE) {
-            threads.iter_mut().for_each(|thread| thread.vain = 0);
-            let result = self.lib(pid).observer.handle_missed_reading();
-            if self.sure(pid, result) == Some(true) {
-                self.counts.missed_readings += 1;
-                self.trace(|| format!("process {pid}: no thread makes the reading that is next"));
-            }
+        program.threads[at].waits = true;
+        program.standstill.handle_wait();
+        let others = program.threads.iter().filter(|thread| !thread.is_over()).count();
+        let result = program.standstill.handle_look(&mut lib.observer, now, |waiting| waiting == others);
+        if self.sure(pid, result) == Some(true) {
+            self.counts.missed_readings += 1;
+            self.trace(|| format!("process {pid}: no thread makes the reading that is next"));
         }
     }
 }

@@ -18,12 +18,16 @@ use radic_wire::peer::Answer;
 use super::counts::Breaks;
 use super::images::code_of;
 use super::net::{ConnId, Owner, Packet, Word, machine_of};
+use super::outgoing::Line;
 use super::queue::Event;
 use super::world::World;
 
 /// Bytes of one write, and of all that are on their way: few, so that much is under way when a machine dies.
 const WRITE: usize = 256;
 const WRITING: usize = 8 * WRITE;
+/// Bytes that may wait for a connection, and for a replica: few, so that what comes from a process waits, too.
+const ANSWERS: usize = 256;
+const FORWARDS: usize = 256;
 /// Bytes of an image that are sent at once.
 const PIECE: usize = 16;
 
@@ -38,6 +42,8 @@ pub enum Done {
     Read(ConnectionNumber, File, u64, usize),
     /// The image that is to be sent on this connection is read.
     Opened(ConnectionNumber, Vec<u8>),
+    /// There may be room for more in the socket of this connection.
+    Room(ConnId),
     /// The server's next time.
     Timeout,
 }
@@ -53,8 +59,14 @@ pub struct Logs {
     disk_free: Duration,
     /// When the server is called, as far as that is scheduled.
     timeout: Option<Duration>,
+    /// The socket of each connection, and what waits for it.
+    pub(super) lines: BTreeMap<ConnId, Line>,
+    /// Connections for which something was queued.
+    pub(super) touched: Vec<ConnId>,
+    /// Connections that are to be read again.
+    again: Vec<ConnId>,
     /// What has come on a connection and was not read.
-    waiting: BTreeMap<ConnId, VecDeque<Packet>>,
+    pub(super) waiting: BTreeMap<ConnId, VecDeque<Packet>>,
     /// For the judge: the incarnation that speaks for itself on a connection.
     speakers: BTreeMap<ConnId, Speaker>,
     /// As which incarnation a replica is logged in at.
@@ -72,13 +84,24 @@ pub struct Logs {
 impl Logs {
     /// An empty one.
     pub fn new(store: store::Config) -> Logs {
-        let bounds = logserver::Config { store, processes: 1_000, connections: 1_000, writing: WRITING, write: WRITE };
+        let bounds = logserver::Config {
+            store,
+            processes: 1_000,
+            connections: 1_000,
+            writing: WRITING,
+            write: WRITE,
+            answers: ANSWERS,
+            forwards: FORWARDS,
+        };
         Logs {
             server: LogServer::new(bounds),
             files: BTreeMap::new(),
             writes: BTreeMap::new(),
             disk_free: Duration::ZERO,
             timeout: None,
+            lines: BTreeMap::new(),
+            touched: Vec::new(),
+            again: Vec::new(),
             waiting: BTreeMap::new(),
             speakers: BTreeMap::new(),
             dialed: BTreeMap::new(),
@@ -120,7 +143,7 @@ fn too_stable(reply: Reply) -> Reply {
 }
 
 impl World {
-    fn logs(&mut self, at: usize) -> &mut Logs {
+    pub(super) fn logs(&mut self, at: usize) -> &mut Logs {
         &mut self.machines[at].logs
     }
 
@@ -216,7 +239,9 @@ impl World {
     pub fn logs_arrive(&mut self, at: usize, conn: ConnId, packet: Packet) {
         let now = self.now;
         if let Packet::Syn = packet {
-            if !self.logs(at).server.handle_accepted(now, number(conn)) {
+            if self.logs(at).server.handle_accepted(now, number(conn)) {
+                self.open_line(at, conn);
+            } else {
                 self.close_log(at, conn);
             }
         } else if self.logs(at).server.role(number(conn)).is_some() {
@@ -230,11 +255,12 @@ impl World {
     fn read_log(&mut self, at: usize, conn: ConnId) {
         while self.logs(at).server.may_read(number(conn)) {
             let Some(packet) = self.logs(at).waiting.get_mut(&conn).and_then(VecDeque::pop_front) else { return };
+            self.make_room(conn, self.side_of_logs(at, conn));
             let next = match packet {
                 Packet::Word(word) => self.take_word(at, conn, word),
                 Packet::Ack => {
                     if let Some(speaker) = self.logs(at).dialed.get(&conn).copied() {
-                        self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Replica)));
+                        self.queue_word(at, conn, Word::Login(speaker, Channel::Replica));
                     }
                     Next::Read
                 }
@@ -242,14 +268,14 @@ impl World {
                 Packet::Reset | Packet::Syn | Packet::Bytes(_) => self.lose_log(at, conn, Gone::Broke("reset")),
             };
             self.act_for_logs(at);
-            if next == Next::Answer && !self.logs(at).server.may_go_on(number(conn)) {
+            if next != Next::Closed && !self.logs(at).server.may_go_on(number(conn)) {
                 return;
             }
         }
     }
 
     /// A connection is gone: its other end has ended it, or it broke.
-    fn lose_log(&mut self, at: usize, conn: ConnId, why: Gone<'_>) -> Next {
+    pub(super) fn lose_log(&mut self, at: usize, conn: ConnId, why: Gone<'_>) -> Next {
         let now = self.now;
         self.logs(at).server.handle_closed(now, number(conn), why);
         self.close_log(at, conn);
@@ -261,9 +287,13 @@ impl World {
         logs.waiting.remove(&conn);
         logs.dialed.remove(&conn);
         logs.speakers.remove(&conn);
-        let owner = Owner::Logs(at, self.machines[at].boot);
-        let side = usize::from(self.net.conns[conn].ends[0].owner != owner);
-        self.close(conn, side);
+        logs.lines.remove(&conn);
+        self.close(conn, self.side_of_logs(at, conn));
+    }
+
+    fn open_line(&mut self, at: usize, conn: ConnId) {
+        let logs = self.logs(at);
+        logs.lines.insert(conn, Line::new(logs.server.outgoing()));
     }
 
     /// One message. Both ends have the keys: there is no proof.
@@ -281,7 +311,7 @@ impl World {
                     if !matches!(channel, Channel::Replica | Channel::Fetch) {
                         self.logs(at).speakers.insert(conn, speaker);
                     }
-                    self.send(conn, 1, Packet::Word(Word::Admitted));
+                    self.queue_word(at, conn, Word::Admitted);
                 }
                 next
             }
@@ -380,9 +410,16 @@ impl World {
 
     /// Does what the server wants, until it wants nothing more.
     pub fn serve_logs(&mut self, at: usize) {
-        self.act_for_logs(at);
-        self.logs(at).server.handle_round();
-        self.act_for_logs(at);
+        loop {
+            self.act_for_logs(at);
+            self.logs(at).server.handle_round();
+            self.act_for_logs(at);
+            let again = std::mem::take(&mut self.logs(at).again);
+            if again.is_empty() {
+                break;
+            }
+            again.into_iter().for_each(|conn| self.read_log(at, conn));
+        }
         let logs = self.logs(at);
         logs.server.check_invariants();
         let next = logs.server.poll_timeout();
@@ -394,8 +431,12 @@ impl World {
     }
 
     fn act_for_logs(&mut self, at: usize) {
-        while let Some(action) = self.logs(at).server.poll_action() {
-            self.act_for_log(at, action);
+        loop {
+            while let Some(action) = self.logs(at).server.poll_action() {
+                self.act_for_log(at, action);
+            }
+            let Some(conn) = self.logs(at).touched.pop() else { return };
+            self.flush_log(at, conn);
         }
     }
 
@@ -406,15 +447,13 @@ impl World {
                 if !self.logs(at).server.is_followed(speaker.process) {
                     self.checks.handle_answer(speaker, &FromProtector::read(&bytes).expect("the store's own message"));
                 }
-                self.send(conn(to), 1, Packet::Word(Word::Log(bytes)));
-                self.logs(at).server.handle_sent(to, 0);
+                self.queue_for_log(at, conn(to), |out| out.handle_answer(&bytes));
             }
-            Action::Forward(to, _, bytes) => {
-                self.send(conn(to), 0, Packet::Word(Word::Log(bytes)));
-                self.logs(at).server.handle_sent(to, 0);
+            Action::Forward(to, precedence, bytes) => {
+                self.queue_for_log(at, conn(to), |out| out.handle_forward(precedence, &bytes));
             }
             Action::Close(of, reason) => self.handle_log_closed(at, conn(of), &reason),
-            Action::Resume(of) => self.read_log(at, conn(of)),
+            Action::Resume(of) => self.logs(at).again.push(conn(of)),
             Action::Dial(speaker, address) => self.dial_replica(at, speaker, address),
             Action::Write(ticket, write) => {
                 self.logs(at).writes.insert(ticket, write);
@@ -499,6 +538,8 @@ impl World {
         if let (Reason::Store(error), Some(speaker)) = (reason, self.logs(at).speakers.get(&of).copied()) {
             self.check_refusal(at, speaker, error);
         }
+        // What it was told last, as that it is fenced, goes if it can at once.
+        self.flush_log(at, of);
         self.close_log(at, of);
     }
 
@@ -507,6 +548,7 @@ impl World {
         let conn = self.connect(owner, at, address);
         let now = self.now;
         if self.logs(at).server.handle_dialing(now, speaker.process, address, number(conn)) {
+            self.open_line(at, conn);
             self.logs(at).dialed.insert(conn, speaker);
         } else {
             self.close_log(at, conn);
@@ -515,7 +557,7 @@ impl World {
 
     // ---- disk, verifier, time
 
-    fn logs_later(&mut self, at: usize, after: Duration, done: Done) {
+    pub(super) fn logs_later(&mut self, at: usize, after: Duration, done: Done) {
         let boot = self.machines[at].boot;
         self.schedule(self.now + after, Event::Logs(at, boot, done));
     }
@@ -541,6 +583,7 @@ impl World {
                 logs.server.handle_read(now, to, file, position, bytes.ok_or("it is not there"));
             }
             Done::Opened(to, image) => self.send_content(at, conn(to), &image),
+            Done::Room(conn) => self.flush_log(at, conn),
             Done::Timeout => {
                 let logs = self.logs(at);
                 if logs.timeout.is_some_and(|at| at <= now) {
@@ -575,7 +618,7 @@ impl World {
     }
 }
 
-fn number(conn: ConnId) -> ConnectionNumber {
+pub(super) fn number(conn: ConnId) -> ConnectionNumber {
     conn as ConnectionNumber
 }
 

@@ -13,6 +13,7 @@
 //! | [`daemon`] | drives the node: timers, and the ranks' processes |
 //! | [`peers`] | drives what decides about connections between daemons |
 //! | [`logs`] | drives the log server, with a disk and a verifier that take their time |
+//! | `outgoing` | drives what decides in which order the messages of a log server leave, with sockets that take little at once |
 //! | [`process`], [`links`] | drive the observer of a process, its session, and what decides about its links |
 //! | `leaving` | what leaves a process between two calls: its journal, what it received, and frames |
 //! | [`calls`] | the program's listener and its calls: their sockets, and what the node is asked about them |
@@ -41,6 +42,7 @@ mod locks;
 pub mod logs;
 pub mod machine;
 pub mod net;
+mod outgoing;
 pub mod past;
 pub mod peers;
 pub mod plan;

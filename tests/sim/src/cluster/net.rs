@@ -184,6 +184,11 @@ impl Net {
         self.conns[id].lanes[side].packets.pop_front()
     }
 
+    /// What is on the way to this side.
+    pub fn on_the_way(&self, id: ConnId, side: usize) -> impl Iterator<Item = &Packet> {
+        self.conns[id].lanes[side].packets.iter()
+    }
+
     /// Whether something is on the way to this side.
     pub fn is_on_the_way(&self, id: ConnId, side: usize) -> bool {
         !self.conns[id].lanes[side].packets.is_empty()
@@ -313,6 +318,7 @@ impl World {
         let Some(packet) = self.net.take(conn, side) else { return };
         self.note(&Event::Arrive(conn, side));
         self.hand_over(conn, side, packet);
+        self.make_room(conn, side);
     }
 
     /// The kernel of this side has asked the other one's, and has got no answer.

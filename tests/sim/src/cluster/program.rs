@@ -6,6 +6,7 @@ use radic_observer::connect::Connect;
 use radic_observer::connection::Slot;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
+use radic_observer::standstill::Standstill;
 use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source};
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
@@ -53,16 +54,16 @@ pub struct Thread {
     partial: Vec<u8>,
     /// The lock before its next call.
     pub lock: Lock,
-    /// Calls that came to nothing since any thread went on, on the way back.
-    pub vain: u32,
+    /// Its last call came to nothing, on the way back: it waits for its turn.
+    pub waits: bool,
     /// It has nothing more to do.
     is_over: bool,
 }
 
 impl Thread {
     fn new(app: App) -> Thread {
-        let (owed, connect, calls, rest, partial, vain, is_over) = Default::default();
-        Thread { app, owed, connect, calls, rest, partial, lock: Lock::Before, vain, is_over }
+        let (owed, connect, calls, rest, partial, waits, is_over) = Default::default();
+        Thread { app, owed, connect, calls, rest, partial, lock: Lock::Before, waits, is_over }
     }
 
     /// Whether it has nothing more to do.
@@ -99,6 +100,8 @@ pub struct Program {
     pub listens: bool,
     /// Steps until it executes another program, if it is to.
     executes: Option<u32>,
+    /// What the library knows of its threads, on the way back.
+    pub standstill: Standstill,
 }
 
 impl Program {
@@ -106,7 +109,8 @@ impl Program {
     pub fn new(plan: &Plan, id: ProcessId, before: u64) -> Program {
         let executes = plan.executes && id.rank > Rank(0) && before == 0;
         let threads = vec![Thread::new(plan.app_of(id.job, id.rank.0))];
-        Program { threads, out: Vec::new(), output: Output::new(KEPT), listens: false, executes: executes.then_some(STEPS) }
+        let (executes, standstill) = (executes.then_some(STEPS), Standstill::default());
+        Program { threads, out: Vec::new(), output: Output::new(KEPT), listens: false, executes, standstill }
     }
 
     /// Whether a thread is in the midst of a call.
@@ -149,6 +153,7 @@ impl World {
         let threads = self.lib(pid).program.threads.len();
         let thread = self.dice.below(threads);
         let before = self.lib(pid).observer.is_replaying().then(|| self.stands(pid));
+        self.wake((pid, thread));
         self.go_on((pid, thread));
         if let Some(before) = before
             && self.has_library(pid)
@@ -306,6 +311,8 @@ impl World {
         let thread = &mut self.lib(pid).program.threads[thread];
         thread.app.handle_nothing();
         thread.calls += 1;
+        let overdue = self.lib(pid).observer.check_way()?;
+        assert!(overdue.is_none(), "G5: process {pid} goes another way: {overdue:?}");
         Ok(())
     }
 
