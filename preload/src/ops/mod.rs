@@ -68,10 +68,9 @@ fn for_turn(layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Resu
 }
 
 fn as_last(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
-    layer.standstill.handle_wait();
-    layer.look_at_standstill();
+    let asked = layer.look_at_standstill();
     let mut layer = wait(layer)?;
-    layer.standstill.handle_wait_over();
+    layer.standstill.handle_wait_over(asked);
     Ok(layer)
 }
 

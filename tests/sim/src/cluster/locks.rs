@@ -70,8 +70,8 @@ impl World {
     /// The thread makes a call, and waits for its turn no more.
     pub fn wake(&mut self, (pid, at): Caller) {
         let program = &mut self.lib(pid).program;
-        if std::mem::take(&mut program.threads[at].waits) {
-            program.standstill.handle_wait_over();
+        if let Some(asked) = program.threads[at].waits.take() {
+            program.standstill.handle_wait_over(asked);
         }
     }
 
@@ -84,10 +84,9 @@ impl World {
         if has_moved || program.threads[at].is_over() || program.threads[at].is_elsewhere() {
             return;
         }
-        program.threads[at].waits = true;
-        program.standstill.handle_wait();
+        program.threads[at].waits = Some(program.standstill.handle_wait(&lib.observer, now));
         let others = program.threads.iter().filter(|thread| !thread.is_over()).count();
-        let result = program.standstill.handle_look(&mut lib.observer, now, |waiting| waiting == others);
+        let result = program.standstill.handle_look(&mut lib.observer, now, |asked| asked == others);
         if self.sure(pid, result) == Some(true) {
             self.counts.missed_readings += 1;
             self.trace(|| format!("process {pid}: no thread makes the reading that is next"));

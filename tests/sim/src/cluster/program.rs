@@ -6,7 +6,7 @@ use radic_observer::connect::Connect;
 use radic_observer::connection::Slot;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
-use radic_observer::standstill::Standstill;
+use radic_observer::standstill::{Asked, Standstill};
 use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source};
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
@@ -55,7 +55,7 @@ pub struct Thread {
     /// The lock before its next call.
     pub lock: Lock,
     /// Its last call came to nothing, on the way back: it waits for its turn.
-    pub waits: bool,
+    pub waits: Option<Asked>,
     /// It has nothing more to do.
     is_over: bool,
 }
