@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use radic_observer::standstill::Asked;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -15,12 +16,15 @@ use crate::sys;
 
 impl Layer {
     /// The calling thread is about to wait until its turn comes. If no thread can go on, the reading of a clock that is next in the log is not made any more.
-    pub(crate) fn look_at_standstill(&mut self) {
+    pub(crate) fn look_at_standstill(&mut self) -> Asked {
+        let now = Duration::from_nanos(sys::now());
         let Layer { standstill, observer, replayer, .. } = self;
+        let asked = standstill.handle_wait(observer, now);
         let is_still = |waiting| all_but(waiting).is_ok_and(|still| still);
-        if sure(standstill.handle_look(observer, Duration::from_nanos(sys::now()), is_still)) {
+        if sure(standstill.handle_look(observer, now, is_still)) {
             replayer.iter_mut().for_each(|replayer| replayer.look(observer));
         }
+        asked
     }
 }
 

@@ -23,6 +23,13 @@ pub enum Wait {
     Peers,
 }
 
+impl Wait {
+    /// Whether a call of a process that catches up waits for what other threads do first, and asks again after at most half a millisecond.
+    pub fn is_for_turn(self) -> bool {
+        matches!(self, Wait::Event | Wait::Turn | Wait::Peers)
+    }
+}
+
 /// Where bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {

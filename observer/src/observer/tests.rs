@@ -600,15 +600,16 @@ fn a_reading_that_no_thread_makes_is_passed() {
 fn a_reading_is_given_up_when_the_process_stands_still() {
     let mut again = catches_up_with_two_readings();
     let (mut standstill, mut now, ms) = (Standstill::default(), Duration::from_secs(1), Duration::from_millis(1));
-    standstill.handle_wait();
     let mut given_up = |span: Duration, still: usize| {
         let until = now + span;
         let mut times = Vec::new();
         while now < until {
             now += ms;
-            if standstill.handle_look(&mut again, now, |waiting| waiting == still).unwrap() {
+            let asked = standstill.handle_wait(&again, now);
+            if standstill.handle_look(&mut again, now, |asked| asked == still).unwrap() {
                 times.push(now);
             }
+            standstill.handle_wait_over(asked);
         }
         times
     };

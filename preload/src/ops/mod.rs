@@ -68,10 +68,9 @@ fn for_turn(layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Resu
 }
 
 fn as_last(mut layer: Held, wait: impl FnOnce(Held) -> Result<Held, Errno>) -> Result<Held, Errno> {
-    layer.standstill.handle_wait();
-    layer.look_at_standstill();
+    let asked = layer.look_at_standstill();
     let mut layer = wait(layer)?;
-    layer.standstill.handle_wait_over();
+    layer.standstill.handle_wait_over(asked);
     Ok(layer)
 }
 
@@ -117,7 +116,7 @@ pub fn takes_turns(layer: &Layer) -> bool {
 
 /// Waits for what the observer has said, for a call that goes on then. Where other threads may have to make their calls first the layer is not held meanwhile.
 pub fn take_turns(mut layer: Held, what: Wait) -> Result<Held, Errno> {
-    let waits_without = what == Wait::Turn || matches!(what, Wait::Event | Wait::Peers) && takes_turns(&layer);
+    let waits_without = what == Wait::Turn || what.is_for_turn() && takes_turns(&layer);
     match turn(&layer).filter(|_| waits_without) {
         Some(turn) => for_turn(layer, |layer| wait_awhile(layer, &[], sys::now() + turn)),
         None => {

@@ -258,7 +258,7 @@ impl World {
             }
             Address::Again(then, _) => assert_eq!(then, told, "a listener has the address that it had then"),
             Address::Failed(errno) => panic!("no bind failed then: {errno}"),
-            Address::Wait(_) => return Ok(()),
+            Address::Wait(what) => return self.note_wait((pid, thread), what),
         }
         self.announce((pid, thread), told);
         Ok(())
@@ -337,7 +337,7 @@ impl World {
             }
             Accept::Nothing => return self.found_nothing((pid, thread)),
             Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
-            Accept::Wait(_) => return Ok(()),
+            Accept::Wait(what) => return self.note_wait((pid, thread), what),
         };
         assert_eq!(peer.port(), connection.number as u16, "accept tells what it told then");
         let thread = &mut lib.program.threads[thread];
@@ -463,7 +463,7 @@ impl World {
             }
             Step::Take(slot, greeting) => self.take_connection(caller, slot, greeting.as_ref()),
             Step::Leave(slot) => self.leave_under_way(caller, slot),
-            Step::Wait(_) => return Ok(false),
+            Step::Wait(what) => return self.note_wait(caller, what).map(|()| false),
             Step::Pause => {
                 let until = self.now + PAUSE;
                 self.lib(pid).calls.sockets[thread].rests = until;

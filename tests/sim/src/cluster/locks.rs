@@ -1,9 +1,9 @@
 //! The lock of a program with two threads. One that finds it taken reads a clock, to wait for a limited time, before it makes a call that waits. Which threads meet there is in no
 //! log, so on the way back the reading may not be made any more, and another one may be. When no thread can go on for that, [`radic_observer::standstill`] notices.
 
-use radic_observer::{Error, Reading};
+use radic_observer::{Error, Reading, Wait};
 
-use super::program::{Caller, Thread};
+use super::program::Caller;
 use super::world::World;
 use crate::app::Op;
 
@@ -22,10 +22,6 @@ pub enum Lock {
     /// It has the lock.
     Has,
 }
-
-/// All that changes when a thread goes on, in the order of threads.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Standing(u64, u64, Vec<(u64, Lock, usize)>);
 
 impl World {
     /// The thread wants the lock before its next call, if that waits. False: it still reads the clock.
@@ -50,7 +46,7 @@ impl World {
             match lib.observer.clock(at as u32, CLOCK)? {
                 Reading::Live => _ = lib.observer.handle_clock(at as u32, CLOCK, real)?,
                 Reading::Again(_) => {}
-                Reading::Wait(_) => return Ok(false),
+                Reading::Wait(what) => return self.note_wait((pid, at), what).map(|()| false),
             }
             lib.program.threads[at].lock = Lock::Has;
             let position = lib.observer.log_position();
@@ -59,35 +55,32 @@ impl World {
         Ok(true)
     }
 
-    /// Where the process stands before a call of one of its threads.
-    pub fn stands(&mut self, pid: u32) -> Standing {
-        let lib = self.lib(pid);
-        let of = |thread: &Thread| (thread.calls, thread.lock, thread.left_of_call());
-        let threads = lib.program.threads.iter().map(of).collect();
-        Standing(lib.observer.log_position(), lib.observer.journal().sent(), threads)
-    }
-
     /// The thread makes a call, and waits for its turn no more.
     pub fn wake(&mut self, (pid, at): Caller) {
         let program = &mut self.lib(pid).program;
-        if std::mem::take(&mut program.threads[at].waits) {
-            program.standstill.handle_wait_over();
+        if let Some(asked) = program.threads[at].waits.take() {
+            program.standstill.handle_wait_over(asked);
         }
     }
 
-    /// A call of this thread is over, or came to nothing: then it waits for its turn, unless it waits for something else. None of them can go on if all do.
-    pub fn note_standing(&mut self, (pid, at): Caller, before: &Standing) {
-        let has_moved = self.stands(pid) != *before;
+    /// A call of this thread waits.
+    pub fn note_wait(&mut self, caller: Caller, what: Wait) -> Result<(), Error> {
+        self.await_turn(caller, what);
+        Ok(())
+    }
+
+    /// A thread waits. If it waits for its turn, and so do all others, none can go on.
+    pub fn await_turn(&mut self, (pid, at): Caller, what: Wait) {
         let now = self.now;
         let lib = self.lib(pid);
-        let program = &mut lib.program;
-        if has_moved || program.threads[at].is_over() || program.threads[at].is_elsewhere() {
+        if !lib.observer.is_replaying() || !what.is_for_turn() {
             return;
         }
-        program.threads[at].waits = true;
-        program.standstill.handle_wait();
+        let program = &mut lib.program;
+        assert!(program.threads[at].waits.is_none(), "a thread waits for one thing");
+        program.threads[at].waits = Some(program.standstill.handle_wait(&lib.observer, now));
         let others = program.threads.iter().filter(|thread| !thread.is_over()).count();
-        let result = program.standstill.handle_look(&mut lib.observer, now, |waiting| waiting == others);
+        let result = program.standstill.handle_look(&mut lib.observer, now, |asked| asked == others);
         if self.sure(pid, result) == Some(true) {
             self.counts.missed_readings += 1;
             self.trace(|| format!("process {pid}: no thread makes the reading that is next"));

@@ -6,8 +6,8 @@ use radic_observer::connect::Connect;
 use radic_observer::connection::Slot;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
-use radic_observer::standstill::Standstill;
-use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source};
+use radic_observer::standstill::{Asked, Standstill};
+use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source, Wait};
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
@@ -54,8 +54,8 @@ pub struct Thread {
     partial: Vec<u8>,
     /// The lock before its next call.
     pub lock: Lock,
-    /// Its last call came to nothing, on the way back: it waits for its turn.
-    pub waits: bool,
+    /// On the way back: it waits for its turn.
+    pub waits: Option<Asked>,
     /// It has nothing more to do.
     is_over: bool,
 }
@@ -69,16 +69,6 @@ impl Thread {
     /// Whether it has nothing more to do.
     pub fn is_over(&self) -> bool {
         self.is_over
-    }
-
-    /// Bytes that are left of what it is in the midst of.
-    pub fn left_of_call(&self) -> usize {
-        self.partial.len() + self.rest.as_ref().map_or(0, |rest| rest.bytes.len() - rest.done)
-    }
-
-    /// Whether it waits for what the network, a pipe or a node does, and not for its turn.
-    pub fn is_elsewhere(&self) -> bool {
-        self.rest.is_some() || self.owed.is_some() || self.connect.is_some()
     }
 
     /// Not while a call waits for room in the outbox: images are made meanwhile, and may be what makes that room.
@@ -152,15 +142,8 @@ impl World {
         }
         let threads = self.lib(pid).program.threads.len();
         let thread = self.dice.below(threads);
-        let before = self.lib(pid).observer.is_replaying().then(|| self.stands(pid));
         self.wake((pid, thread));
         self.go_on((pid, thread));
-        if let Some(before) = before
-            && self.has_library(pid)
-            && !self.lib(pid).session.is_leaving()
-        {
-            self.note_standing((pid, thread), &before);
-        }
     }
 
     /// The thread prints, or makes a call.
@@ -244,8 +227,10 @@ impl World {
 
     fn print(&mut self, (pid, thread): Caller) {
         let awaits_log = self.lib(pid).observer.output_awaits_log(thread as u32);
-        if self.sure(pid, awaits_log) != Some(false) {
-            return;
+        match self.sure(pid, awaits_log) {
+            Some(false) => {}
+            Some(true) => return self.await_turn((pid, thread), Wait::Turn),
+            None => return,
         }
         let gate = self.lib(pid).observer.gate_of_output(thread as u32);
         let Some(gate) = self.sure(pid, gate) else { return };
@@ -297,7 +282,7 @@ impl World {
                 }
             },
             Input::Nothing => return self.found_nothing((pid, thread)),
-            Input::Wait(_) => return Ok(()),
+            Input::Wait(what) => return self.note_wait((pid, thread), what),
         };
         self.check_input(offset, &bytes);
         let thread = &mut self.lib(pid).program.threads[thread];
@@ -324,7 +309,7 @@ impl World {
             Reading::Live => lib.observer.handle_clock(thread as u32, clock, real)?,
             Reading::Again(_) if is_broken => real,
             Reading::Again(told) => told,
-            Reading::Wait(_) => return Ok(()),
+            Reading::Wait(what) => return self.note_wait((pid, thread), what),
         };
         let of_thread = &mut lib.program.threads[thread];
         of_thread.app.handle_clock(told);
@@ -343,7 +328,7 @@ impl World {
             Answer::Live => lib.observer.handle_kernel(thread as u32, KernelCall::Random, &drawn)?,
             Answer::Again(_) if is_broken => bytes = drawn,
             Answer::Again(told) => assert_eq!(told, count, "as many as then"),
-            Answer::Wait(_) => return Ok(()),
+            Answer::Wait(what) => return self.note_wait((pid, thread), what),
         }
         let of_thread = &mut lib.program.threads[thread];
         of_thread.app.handle_random(&bytes);
@@ -391,7 +376,7 @@ impl World {
             Ready::Set(count) => lib.program.threads[thread].app.handle_ready(&ready[..count]),
             Ready::Nothing => lib.program.threads[thread].app.handle_nothing(),
             Ready::Outcome(errno) => panic!("no poll failed then: {errno}"),
-            Ready::Wait(_) => return Ok(()),
+            Ready::Wait(what) => return self.note_wait((pid, thread), what),
         }
         self.lib(pid).program.threads[thread].calls += 1;
         Ok(())
@@ -416,7 +401,7 @@ impl World {
             }
             Receive::Nothing => lib.program.threads[thread].app.handle_nothing(),
             Receive::Failed(errno) => panic!("no recv failed then: {errno}"),
-            Receive::Wait(_) => return Ok(()),
+            Receive::Wait(what) => return self.note_wait((pid, thread), what),
         }
         self.lib(pid).program.threads[thread].calls += 1;
         Ok(())
@@ -532,7 +517,7 @@ impl World {
                 lib.program.threads[thread].app.handle_nothing();
                 lib.program.threads[thread].calls += 1;
             }
-            Send::Wait(_) => {}
+            Send::Wait(what) => return self.note_wait((pid, thread), what),
         }
         Ok(())
     }
