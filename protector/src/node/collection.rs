@@ -28,8 +28,10 @@ use super::stores::StoreOrder;
 use super::wards::Protected;
 use super::{Node, Output};
 
-/// Time until all are asked again.
+/// Time until all are asked again; it doubles.
 const AGAIN: Duration = Duration::from_millis(10);
+/// Longest such time: a process that keeps all others waiting is noticed as late as that when it goes on.
+const AGAIN_AT_MOST: Duration = Duration::from_millis(250);
 /// Questions that wait for answers of processes at once. The oldest is given up: its asker asks again.
 const ASKED: usize = 1_024;
 /// Time after which it is told which ranks have not said what they keep.
@@ -56,6 +58,8 @@ struct Collection {
     began: Duration,
     is_told: bool,
     stage: Stage,
+    /// Time until all are asked again, if something is missing.
+    again: Duration,
 }
 
 /// A question of another protector, until all here have said what they keep.
@@ -67,7 +71,9 @@ struct Asked {
     waits_for_store: bool,
     epoch: (JobId, Epoch),
     said: Vec<Rank>,
-    sets: Vec<ByteBuf>,
+    /// Each once. What is collected for several processes at a time is part of what is answered to each of them: it would double with
+    /// every round.
+    sets: BTreeSet<ByteBuf>,
 }
 
 /// See the module's text.
@@ -102,7 +108,7 @@ impl Node {
             return self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, Vec::new(), 0)));
         }
         self.outputs.push_back(Output::Store(StoreOrder::Silence(process, incarnation)));
-        let collection = Collection { incarnation, began: now, is_told: false, stage: Stage::Counting };
+        let collection = Collection { incarnation, began: now, is_told: false, stage: Stage::Counting, again: AGAIN };
         self.collections.running.insert(process, collection);
         self.count_deaths(now, process);
     }
@@ -134,7 +140,8 @@ impl Node {
 
     fn rest(&mut self, now: Duration, process: ProcessId, missing: &[Rank]) {
         let Some(collection) = self.collections.running.get_mut(&process) else { return };
-        collection.stage = Stage::Resting(now + AGAIN);
+        collection.stage = Stage::Resting(now + collection.again);
+        collection.again = (collection.again * 2).min(AGAIN_AT_MOST);
         let waited = now.saturating_sub(collection.began);
         if waited < LONG {
             return;
@@ -211,7 +218,8 @@ impl Node {
         self.collections.running.remove(&process);
         let line = held.values().map(|held| held.line).max().unwrap_or(0);
         self.lines.handle_complete(process.job, incarnation.epoch, line);
-        let sets = held.into_values().flat_map(|held| held.sets).map(ByteBuf::into_vec).collect();
+        let sets: BTreeSet<ByteBuf> = held.into_values().flat_map(|held| held.sets).collect();
+        let sets = sets.into_iter().map(ByteBuf::into_vec).collect();
         self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, sets, line)));
     }
 
@@ -285,7 +293,7 @@ impl Node {
     }
 
     /// What this node is collecting for processes of a job, as far as it has been answered.
-    fn collected_here(&self, job: JobId, epoch: Epoch) -> Vec<ByteBuf> {
+    fn collected_here(&self, job: JobId, epoch: Epoch) -> BTreeSet<ByteBuf> {
         let answers = self.gathers.values().filter(|gather| gather.is_for_causes(job, epoch)).flat_map(|gather| gather.answers());
         let sets = answers.flat_map(|answer| if let Answer::Causes(held) = answer { held.sets.as_slice() } else { &[] });
         sets.cloned().collect()
@@ -296,7 +304,7 @@ impl Node {
         let Some(asked) = self.collections.asked.get_mut(&ask) else { return };
         if asked.waiting.remove(&process) {
             asked.said.push(process.rank);
-            asked.sets.push(causes);
+            asked.sets.insert(causes);
         }
         self.answer_if_complete(ask);
     }
@@ -325,6 +333,7 @@ impl Node {
             return;
         };
         let line = self.lines.complete_for_recovery(job, epoch);
+        let sets = sets.into_iter().collect();
         let held = HeldCauses { deaths: self.deaths(job, epoch), said, sets, line, end: self.lines.end_of(job, epoch) };
         self.send(&asker, PeerMessage::Answer(number, Answer::Causes(Box::new(held))));
     }
