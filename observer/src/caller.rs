@@ -1,11 +1,13 @@
-//! A caller that the system has let in at a listener of the program: whether its other end is protected, and what becomes of it. A value without sockets and clocks: the driver does
-//! what [`Caller::next`] says, tells what came of it (`handle_*`), and asks again.
+//! A caller that the system has let in at a listener of the program: whether its other end is protected, and what becomes of
+//! it. A value without sockets and clocks: the driver does what [`Caller::next`] says, tells what came of it (`handle_*`), and
+//! asks again.
 //!
 //! - *Which process calls.* The node knows it by the caller's address.
-//! - *No protected process.* The connection is the program's at once. One that was given up before it was accepted is nobody's: on other systems no program sees it.
-//! - *A protected process.* Its greeting says which incarnation calls, and whether it is the process that the node has named. A caller that greets at once is offered to the
-//!   program. One that does not is one among those at the door: its program makes no call just now, and its `connect` has not waited. Any other is closed: it is gone already,
-//!   or calls once more.
+//! - *No protected process.* The connection is the program's at once. One that was given up before it was accepted is nobody's:
+//!   on other systems no program sees it.
+//! - *A protected process.* Its greeting says which incarnation calls, and whether it is the process that the node has named. A
+//!   caller that greets at once is offered to the program. One that does not is one among those at the door: its program makes
+//!   no call just now, and its `connect` has not waited. Any other is closed: it is gone already, or calls once more.
 
 use std::time::Duration;
 

@@ -1,12 +1,15 @@
 //! When a reading of a clock that is next in the log is given up as missed, in a process that catches up.
 //!
-//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which threads meet at a lock is in no log, so a process that
-//! catches up may not make a reading that its log has next. Its thread may wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the
-//! process ends that. A reading is given up
+//! A thread that waits for a lock reads the clock, to wait for a limited time; one that finds the lock free does not. Which
+//! threads meet at a lock is in no log, so a process that catches up may not make a reading that its log has next. Its thread
+//! may wait for another thread then, and that one for an outcome that comes later in the log. Nothing inside the process ends
+//! that. A reading is given up
 //!
-//! - when the log has stood at it for [`STANDS`], and no thread could go on in all that time: each has asked for its turn since and waits for it, or waits for another thread or process
-//!   without a limit of time ([`Standstill`]; what threads do the driver finds out);
-//! - when its thread has found nothing [`PATIENCE`] times more often than then ([`Observer::check_way`]): it goes another way, and with several threads that may be why.
+//! - when the log has stood at it for [`STANDS`], and no thread could go on in all that time: each has asked for its turn since
+//!   and waits for it, or waits for another thread or process without a limit of time ([`Standstill`]; what threads do the
+//!   driver finds out);
+//! - when its thread has found nothing [`PATIENCE`] times more often than then ([`Observer::check_way`]): it goes another way,
+//!   and with several threads that may be why.
 
 use std::time::Duration;
 
@@ -33,7 +36,8 @@ pub struct Asked(Progress);
 #[derive(Debug, Clone, Default)]
 pub struct Standstill {
     progress: Progress,
-    /// Threads that wait for their turn, and have asked for it since. The turn of another one that waits may have come, and the kernel is still to let it go on.
+    /// Threads that wait for their turn, and have asked for it since. The turn of another one that waits may have come, and the
+    /// kernel is still to let it go on.
     asked: usize,
     /// Since when no thread could go on.
     since: Option<Duration>,
@@ -61,8 +65,9 @@ impl Standstill {
         }
     }
 
-    /// A thread waits for its turn. `is_still`: whether all of the process's threads but so many wait for another thread or process without a limit of time. Those have asked for their
-    /// turn in vain. Not asked more often than it must be. Returns whether the reading that is next in the log was given up.
+    /// A thread waits for its turn. `is_still`: whether all of the process's threads but so many wait for another thread or
+    /// process without a limit of time. Those have asked for their turn in vain. Not asked more often than it must be. Returns
+    /// whether the reading that is next in the log was given up.
     pub fn handle_look(
         &mut self,
         observer: &mut Observer,

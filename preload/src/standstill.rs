@@ -1,5 +1,5 @@
-//! What the kernel says of the threads of a process that catches up: whether all of them wait without a limit of time, or in the layer for their turn. What follows from that is decided by
-//! [`radic_observer::standstill`].
+//! What the kernel says of the threads of a process that catches up: whether all of them wait without a limit of time, or in
+//! the layer for their turn. What follows from that is decided by [`radic_observer::standstill`].
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;

@@ -125,7 +125,8 @@ impl LogServer {
         }
     }
 
-    /// What the store has done on the way to the answer is told before it: an image that is committed by the fence counts as committed where the answer is heard.
+    /// What the store has done on the way to the answer is told before it: an image that is committed by the fence counts as
+    /// committed where the answer is heard.
     fn answer_fence(&mut self, process: ProcessId, incarnation: Incarnation, answer: Result<Restart, NoRestart>) {
         self.settle();
         self.actions.push_back(Action::Fenced(process, incarnation, answer));

@@ -1,8 +1,8 @@
-//! What leaves a log server on one connection, and in which order: words of the login, frames for which a gate waits, acknowledgements, and payload and images when
-//! nothing else waits.
+//! What leaves a log server on one connection, and in which order: words of the login, frames for which a gate waits,
+//! acknowledgements, and payload and images when nothing else waits.
 //!
-//! There is no socket and no key here. The driver says how frames become records, writes what [`Outgoing::poll_transmit`] gives, and says how much of it the socket has
-//! taken. What has begun to leave leaves first: a record is never cut.
+//! There is no socket and no key here. The driver says how frames become records, writes what [`Outgoing::poll_transmit`]
+//! gives, and says how much of it the socket has taken. What has begun to leave leaves first: a record is never cut.
 //!
 //! # Bounds
 //!
@@ -22,8 +22,8 @@ const ACKNOWLEDGEMENT: usize = 16;
 /// Bytes that may wait besides what a new replica is told at once.
 const LOST: usize = 64 << 20;
 
-/// Bytes that may wait on one connection, with so much memory for each process. A new replica is told at once all that memory has of its process: the store reads journal up to four times its
-/// memory, and payload up to twice.
+/// Bytes that may wait on one connection, with so much memory for each process. A new replica is told at once all that memory
+/// has of its process: the store reads journal up to four times its memory, and payload up to twice.
 pub fn most(memory: usize) -> usize {
     LOST + 6 * memory
 }
@@ -131,7 +131,8 @@ impl Outgoing {
 
     // ---- what leaves
 
-    /// What leaves next, if anything does: words of the login as they are, or frames that `seal` puts into records. Without it frames wait: neither side has proven what it is yet.
+    /// What leaves next, if anything does: words of the login as they are, or frames that `seal` puts into records. Without it
+    /// frames wait: neither side has proven what it is yet.
     pub fn poll_transmit(&mut self, seal: Option<impl FnOnce(&[u8], &mut Vec<u8>)>) -> Option<&[u8]> {
         if self.gone == self.under_way.len() {
             self.under_way.clear();

@@ -1,6 +1,7 @@
-//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, [`radic_observer::caller`] what becomes of a caller, and the
-//! observer which one an `accept` gets; here are their sockets, the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting: nothing else goes on in the process
-//! meanwhile ([`World::is_in_question`]).
+//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`,
+//! [`radic_observer::caller`] what becomes of a caller, and the observer which one an `accept` gets; here are their sockets,
+//! the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting:
+//! nothing else goes on in the process meanwhile ([`World::is_in_question`]).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
 //! The lock of a program with two threads. One that finds it taken reads a clock, to wait for a limited time, before it makes a call that waits. Which threads meet there is in no
-//! log, so on the way back the reading may not be made any more, and another one may be. When no thread can go on for that, [`radic_observer::standstill`] notices.
+//! log, so on the way back the reading may not be made any more, and another one may be. When no thread can go on for that,
+//! [`radic_observer::standstill`] notices.
 
 use radic_observer::{Error, Reading, Wait};
 

@@ -1,6 +1,7 @@
 //! What leaves the log services: the real [`Outgoing`] of each connection, and sockets that take little before their peer has read some of it.
 //!
-//! A socket takes bytes, as the kernel's does; a message is on its way as soon as its last byte is taken. Both ends have the keys: nothing is proven, and a record is its frames.
+//! A socket takes bytes, as the kernel's does; a message is on its way as soon as its last byte is taken. Both ends have the
+//! keys: nothing is proven, and a record is its frames.
 
 use std::collections::VecDeque;
 use std::time::Duration;
