@@ -2,7 +2,7 @@
 //! to the protector on a connection of its own, written by a forked child.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Through, Tracking, Wanted};
@@ -17,20 +17,16 @@ use radic_wire::record::{HEAD, OVERHEAD, RECORD, Sealer};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 
-use crate::channel;
 use crate::counters::{self, Counter};
 use crate::layer::{self, Held, Layer};
 use crate::ops::ready;
-use crate::{memory, sys};
+use crate::{channel, memory, nudge, phase, sys};
 
 /// How long the protector may take nothing of an image: then the child that writes it gives up, and the next image can be made.
 const TAKING: Duration = Duration::from_secs(20);
 
 /// This process has come back from an image and the layer does not know yet.
 static RESTORED: AtomicBool = AtomicBool::new(false);
-
-/// A nudge has found something held that it needs: the thread that lets go of it nudges again.
-static MISSED: AtomicBool = AtomicBool::new(false);
 
 /// A record in the making. It lies where secrets do: no image has it, for it changes while one is written.
 #[repr(align(1024))]
@@ -180,7 +176,7 @@ pub fn register() {
     static KEPT: AtomicBool = AtomicBool::new(false);
     fn may_be_saved() -> bool {
         // A restored process may have another id, but it is active.
-        let is_child = !layer::is_active() && PROTECTED.load(Ordering::Relaxed) != std::process::id();
+        let is_child = !phase::is_active() && PROTECTED.load(Ordering::Relaxed) != std::process::id();
         let layer = if is_child { None } else { enter() };
         let is_kept = layer.map(Held::keep_locked).is_some();
         KEPT.store(is_kept, Ordering::Relaxed);
@@ -206,14 +202,12 @@ pub fn register() {
 /// Enters the layer in the signal's handler, if no thread holds anything that is needed with it. The thread below the handler may
 /// be the one that holds it; then the handler would wait for itself, with every signal blocked, without end.
 fn enter() -> Option<Held> {
-    // Set before looking. Either the handler sees the lock free, or the thread that releases the lock sees the flag.
-    MISSED.store(true, Ordering::SeqCst);
-    fence(Ordering::SeqCst);
+    nudge::begin_to_look();
     if is_anything_held() {
         return None;
     }
     let layer = if is_restored() { layer::enter_if_free() } else { layer::try_enter() }?;
-    MISSED.store(false, Ordering::SeqCst);
+    nudge::has_found_all_free();
     Some(layer)
 }
 
@@ -222,18 +216,9 @@ fn is_anything_held() -> bool {
     memory::is_held() || !ready::is_free()
 }
 
-/// Called when a thread releases a lock. Repeats the nudge that found the lock held; inside the layer, the nudge waits until the
-/// thread leaves it.
-pub fn make_up() {
-    let missed = MISSED.load(Ordering::SeqCst) && !layer::is_inside() && MISSED.swap(false, Ordering::SeqCst);
-    if missed && radic_ckpt::nudge_self().is_err() {
-        MISSED.store(true, Ordering::SeqCst);
-    }
-}
-
 /// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, the thread that holds it comes by here again.
 fn begin() -> Option<Wanted> {
-    if !layer::is_active() {
+    if !phase::is_active() {
         return None;
     }
     let comes_back = is_restored();
@@ -383,6 +368,6 @@ mod tests {
         let (held, layer) = (is_anything_held(), enter());
         memory::leave();
         assert!(held && layer.is_none());
-        assert!(!MISSED.load(Ordering::SeqCst), "the thread that lets go of the heap nudges again");
+        assert!(!nudge::is_missed(), "the thread that lets go of the heap nudges again");
     }
 }

@@ -18,8 +18,9 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::ops::{clip_mut, take_turns, takes_turns, wait};
 use crate::output::{Pipe, pipe_of};
 use crate::sys;

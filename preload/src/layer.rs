@@ -7,7 +7,6 @@
 //! Here is what the layer is made of; what it does is in a file for each subject.
 
 mod asking;
-mod ending;
 mod framing;
 mod giving_way;
 mod held;
@@ -21,7 +20,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use giving_way::Vain;
 use radic_observer::Observer;
@@ -51,25 +50,11 @@ use crate::session::Channels;
 use crate::standstill::Standstill;
 use crate::threads;
 
-pub use ending::{diverged, end_process, fail, sure};
 pub use held::{Held, adopt, enter, enter_again, enter_for_connection, enter_if_free, rest, try_enter};
 pub use joining::{JoinError, Joined, join, start};
 pub use sending::make_room;
 pub use tending::{AWAITED, leave, tend_in_passing};
 
-/// How far the process is, as its calls see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Phase {
-    /// Every call passes through: this process is not protected, or is a child of one that is.
-    Off,
-    /// Calls are watched.
-    Active,
-    /// The process is at its end, and all of it is safe. The kernel ends its threads in a moment.
-    Left,
-}
-
-static PHASE: AtomicU8 = AtomicU8::new(Phase::Off as u8);
 /// A checkpoint is wanted and has not begun.
 static DUE: AtomicBool = AtomicBool::new(false);
 /// Some connection has bytes that its socket has not taken: calls that pass through look after them too.
@@ -77,34 +62,13 @@ static UNSENT: AtomicBool = AtomicBool::new(false);
 static LAYER: Lock<Option<Layer>> = Lock::new(None);
 
 thread_local! {
-    /// This thread is inside the layer: a signal's handler that calls a hook finds it so.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
     /// This thread has ended the process, or has waited once for the kernel to do so: it goes on.
     static LEAVES: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether calls are watched at all.
-pub fn is_active() -> bool {
-    PHASE.load(Ordering::Relaxed) == Phase::Active as u8
-}
-
-fn set_phase(phase: Phase) {
-    PHASE.store(phase as u8, Ordering::Release);
-}
-
-/// Lets every call pass through from now on: this is a child, or the process ends at once.
-pub fn switch_off() {
-    set_phase(Phase::Off);
 }
 
 /// Where a thread waits that wants the layer while another one has it.
 pub fn lock_address() -> usize {
     LAYER.address()
-}
-
-/// Whether the calling thread is inside the layer.
-pub fn is_inside() -> bool {
-    INSIDE.get()
 }
 
 /// A checkpoint is to be made as soon as the layer is free.

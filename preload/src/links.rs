@@ -21,11 +21,11 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
-use crate::ends;
+use crate::ending::{fail, sure};
 use crate::greeting::{self, Incoming, To};
-use crate::layer::{Arrived, Layer, Lingering, fail, sure};
+use crate::layer::{Arrived, Layer, Lingering};
 use crate::swap::{Aside, ask_when_silent, dial, discard, is_given_up, listen};
-use crate::sys;
+use crate::{ends, sys};
 
 /// Connections that are taken at the door at once.
 const AT_ONCE: usize = 16;

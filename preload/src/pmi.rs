@@ -17,8 +17,9 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::ops::{await_turn_of_output, take_turns, takes_turns, wait};
 use crate::sys;
 

@@ -43,12 +43,12 @@ use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
-use crate::children;
+use crate::ending::{diverged, fail, sure};
 use crate::fds::{self, Kind};
-use crate::layer::{Layer, diverged, fail, sure};
+use crate::layer::Layer;
 use crate::node::Node;
 use crate::replay::Replayer;
-use crate::{memory, sys};
+use crate::{children, memory, sys};
 
 /// Bytes of journal that are here at once.
 const BUFFER: usize = 1 << 20;

@@ -18,11 +18,11 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::channel::{Channel, Identity};
-use crate::children;
 use crate::counters::{self, Counter};
-use crate::layer::{Layer, fail, sure, want_checkpoint};
+use crate::ending::{fail, sure};
+use crate::layer::{Layer, want_checkpoint};
 use crate::ops::yielding;
-use crate::sys;
+use crate::{children, sys};
 
 /// Time between two looks at what the node has said, in milliseconds.
 const LOOK_MS: u64 = 100;

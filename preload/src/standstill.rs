@@ -13,7 +13,8 @@ use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use crate::layer::{self, Layer, sure};
+use crate::ending::sure;
+use crate::layer::{self, Layer};
 use crate::sys;
 
 /// So long nothing has gone on, in nanoseconds.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{child, ends, hooks, image, layer, memory, sys};
+use crate::{child, ending, ends, hooks, image, layer, memory, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -32,7 +32,7 @@ extern "C" fn construct() {
             // Before the first image, which has the scale.
             let counter = if joined.protection.record_tsc { hooks::counter::begin() } else { Ok(()) };
             if let Err(error) = layer::start(joined, hooks::mpi::is_linked()) {
-                layer::fail(&error.to_string());
+                ending::fail(&error.to_string());
             }
             if let Err(why) = counter
                 && let Some(mut layer) = layer::enter()
@@ -48,7 +48,7 @@ extern "C" fn construct() {
         Ok(_) => {}
         // The node has told its log why; a child says nothing here, in the middle of its parent's output.
         Err(layer::JoinError::Refused(_)) => child::begin(),
-        Err(error) => layer::fail(&error.to_string()),
+        Err(error) => ending::fail(&error.to_string()),
     }
 }
 

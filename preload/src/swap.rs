@@ -8,10 +8,10 @@ use radic_wire::determinant::StreamId;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, sockopt};
 
-use crate::fds;
-use crate::layer::{Layer, fail};
+use crate::ending::fail;
+use crate::layer::Layer;
 use crate::ops::ready;
-use crate::sys;
+use crate::{fds, sys};
 
 /// The socket that a connection's descriptor had before its link broke or came into question. The descriptor has a placeholder
 /// now.

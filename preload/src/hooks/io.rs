@@ -10,12 +10,11 @@ use rustix::io::Errno;
 
 use super::{finish, is_connection};
 use crate::fds::{self, Kind};
-use crate::layer;
 use crate::ops::descriptor::note_once;
-use crate::ops::socket::{self, How};
-use crate::ops::{BUFFERS, kernel};
+use crate::ops::socket::How;
+use crate::ops::{BUFFERS, kernel, socket};
 use crate::pointers::{self, MOST};
-use crate::{input, output, pmi, sys};
+use crate::{input, layer, output, phase, pmi, sys};
 
 hooks! {
     unsafe fn recv(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> ssize_t => on_recv {
@@ -414,7 +413,7 @@ unsafe fn send_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
 fn must_pass_through_memory(from: c_int, to: c_int) -> bool {
     let is_pipe = fds::kind(to) == Kind::Output || fds::kind(from) == Kind::Input;
     let are_open = || [from, to].iter().all(|fd| rustix::io::fcntl_getfd(sys::borrow(*fd)).is_ok());
-    let ours = (is_connection(from) || is_connection(to) || is_pipe && layer::is_active()) && are_open();
+    let ours = (is_connection(from) || is_connection(to) || is_pipe && phase::is_active()) && are_open();
     if ours {
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(

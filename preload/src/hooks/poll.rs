@@ -8,15 +8,11 @@ use radic_wire::limits::READY_FDS;
 use rustix::io::Errno;
 
 use super::finish_int;
-use crate::child;
-use crate::fds;
-use crate::layer;
 use crate::memory::discreetly;
 use crate::ops::epolls::Operation;
-use crate::ops::ready::{self, Limit};
-use crate::pointers;
-use crate::real;
-use crate::sys;
+use crate::ops::ready;
+use crate::ops::ready::Limit;
+use crate::{child, fds, phase, pointers, real, sys};
 
 pub mod kernel;
 
@@ -262,7 +258,7 @@ impl Sets {
 
 /// Selects, if one of the descriptors is protected.
 unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -> Option<Result<usize, Errno>> {
-    if !layer::is_active() && !child::is_child() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
+    if !phase::is_active() && !child::is_child() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
         return None;
     }
     let bytes = (count as usize).div_ceil(BITS) * size_of::<c_ulong>();

@@ -15,8 +15,7 @@ use super::counter::{self, Allowed};
 use super::wait;
 use crate::fds::{self, Kind};
 use crate::ops::ready;
-use crate::real;
-use crate::{child, children, layer, memory, sys};
+use crate::{child, children, ending, layer, memory, phase, real, sys};
 
 hooks! {
     // What it has to do besides is done by the handlers of `pthread_atfork`, which are told no pid.
@@ -85,7 +84,7 @@ static CONSTRUCTOR: extern "C" fn() = register;
 extern "C" fn register() {
     // It fails without memory only; then a forked child would go on as if it were its parent, and must not be.
     if unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } != 0 {
-        layer::fail("pthread_atfork has no memory");
+        ending::fail("pthread_atfork has no memory");
     }
 }
 
@@ -114,7 +113,7 @@ unsafe extern "C" fn in_parent() {
 
 /// There is one thread now, and it is no rank's.
 unsafe extern "C" fn in_child() {
-    layer::switch_off();
+    phase::switch_off();
     counter::end();
     child::begin();
     children::forget();
@@ -144,7 +143,7 @@ fn end_connections() {
 
 /// The program has a child of this pid, if it is one. A handler of SIGCHLD may have heard of its end already.
 fn note_child(pid: pid_t) {
-    if pid > 0 && layer::is_active() {
+    if pid > 0 && phase::is_active() {
         let errno = real::errno();
         children::begun(pid);
         if !wait::is_there(pid) {

@@ -8,26 +8,24 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::{finish_int, is_connection};
-use crate::child;
 use crate::fds::{self, Kind, Mark};
-use crate::layer;
 use crate::ops::accept::Accepted;
 use crate::ops::{self, address, descriptor, socket};
-use crate::{pointers, real};
+use crate::{child, phase, pointers, real};
 
 hooks! {
     unsafe fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int => on_connect {
-        let ours = if layer::is_active() { ops::connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
+        let ours = if phase::is_active() { ops::connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
         ours.map_or_else(|| unsafe { real!(connect)(fd, address, length) }, done)
     }
 
     unsafe fn bind(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int => on_bind {
-        let ours = if layer::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
+        let ours = if phase::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
         ours.map_or_else(|| unsafe { real!(bind)(fd, to, length) }, done)
     }
 
     unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => on_listen {
-        let ours = if layer::is_active() { ops::accept::listen(fd, backlog) } else { None };
+        let ours = if phase::is_active() { ops::accept::listen(fd, backlog) } else { None };
         ours.map_or_else(|| unsafe { real!(listen)(fd, backlog) }, done)
     }
 

@@ -6,14 +6,14 @@ use libc::{pthread_attr_t, pthread_t};
 
 use crate::ops::yielding;
 use crate::threads::{self, Routine};
-use crate::{callers, doubts, layer};
+use crate::{callers, doubts, phase};
 
 hooks! {
     unsafe fn pthread_create(
         thread: *mut pthread_t, attributes: *const pthread_attr_t, routine: Routine, argument: *mut c_void
     ) -> c_int => on_pthread_create {
         let next = |routine, argument| unsafe { real!(pthread_create)(thread, attributes, routine, argument) };
-        if layer::is_active() {
+        if phase::is_active() {
             note_library(routine);
             threads::create(routine, argument, next)
         } else {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::Layer;
-use super::ending::sure;
+use crate::ending::sure;
 use crate::fds::{self, Kind};
 use crate::ops::{BUFFERS, clip, clip_mut, ready};
 use crate::{pointers, sys};

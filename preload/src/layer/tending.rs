@@ -11,11 +11,11 @@ use radic_wire::determinant::StreamId;
 use radic_wire::process::ToNode;
 use rustix::event::{PollFd, PollFlags};
 
-use super::ending::sure;
 use super::held::{self, enter, try_enter};
 use super::shipping;
 use super::{Layer, UNSENT};
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::{signals, sys};
 
 /// Empty outcomes in a row after which the process idles as far as shipping goes.

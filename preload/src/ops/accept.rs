@@ -17,9 +17,10 @@ use super::address;
 use super::connect::{begin, flags_say_blocking, look_at_room};
 use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
 use crate::fds::{self, Kind};
 use crate::greeting::{Incoming, To};
-use crate::layer::{self, Arrived, Held, Layer, Names, has_called, sure};
+use crate::layer::{self, Arrived, Held, Layer, Names, has_called};
 use crate::sys;
 
 /// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this
@@ -65,7 +66,7 @@ fn announce(layer: &mut Layer, address: SocketAddr) {
 
 fn tell(layer: &mut Layer, address: SocketAddr, message: &ToNode) {
     if let Err(error) = layer.node.send(message) {
-        layer::fail(&format!("its node does not learn whether it listens at {address}: {error}"));
+        ending::fail(&format!("its node does not learn whether it listens at {address}: {error}"));
     }
 }
 
@@ -240,7 +241,7 @@ impl Accepting {
     /// Gives the program what was offered.
     fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Result<Accepted, Errno> {
         let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
-            layer::fail("a connection is offered that never arrived")
+            ending::fail("a connection is offered that never arrived")
         };
         let is_own = fds::kind(layer.arrived[at].fd) == Kind::Own;
         let fd = number_for(layer.arrived[at].fd).map_err(|error| self.failed(layer, error))?;
@@ -288,7 +289,7 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
 /// The caller from there is dealt with.
 fn send_off(layer: &mut Layer, from: SocketAddr) {
     if let Err(error) = layer.node.send(&ToNode::Greeted(canonical(from))) {
-        layer::fail(&format!("its node does not learn that {from} was greeted: {error}"));
+        ending::fail(&format!("its node does not learn that {from} was greeted: {error}"));
     }
 }
 

@@ -14,8 +14,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::{ask_until_back, take_turns};
+use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::sys;
 
 /// Whether this is a TCP socket.

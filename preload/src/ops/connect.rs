@@ -21,9 +21,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use super::address;
 use super::{pause, take_turns, wait};
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
-use crate::layer::{self, Held, Layer, Names, sure};
+use crate::layer::{self, Held, Layer, Names};
 use crate::links::reset;
 use crate::memory::discreetly;
 use crate::swap::ask_when_silent;
@@ -136,7 +137,7 @@ impl Connecting {
     fn report(&self, layer: &mut Layer, from: SocketAddr, to: SocketAddr, made: bool) {
         let said = ToNode::CallsNobody { connection: layer.observer.next_connection(), from, to, made };
         if let Err(error) = layer.node.send(&said) {
-            layer::fail(&format!("its node does not learn what has come of a call to {to}: {error}"));
+            ending::fail(&format!("its node does not learn what has come of a call to {to}: {error}"));
         }
         if made {
             layer.note_unprotected(&self.to);
@@ -183,7 +184,7 @@ impl Connecting {
     /// The descriptor is this connection from now on, and is greeted, except in replay.
     fn take(&mut self, layer: &mut Layer, slot: Slot, greeting: Option<Greeting>) {
         let connection = self.become_connection(layer, slot);
-        let Some((_, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
+        let Some((_, process)) = self.call.target() else { ending::fail("a connection is made with no process") };
         if let Some(greeting) = greeting {
             let hello = Greeting { ends: layer.ends(slot), ..greeting };
             let (to, key) = (To { process, incarnation: None }, layer.greeting_key(&connection));
@@ -195,9 +196,9 @@ impl Connecting {
     }
 
     fn become_connection(&mut self, layer: &mut Layer, slot: Slot) -> ConnectionId {
-        let Some((local, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
+        let Some((local, process)) = self.call.target() else { ending::fail("a connection is made with no process") };
         let Some(connection) = layer.observer.table().get(slot).map(|connection| connection.id) else {
-            layer::fail("a connection that was made is not there")
+            ending::fail("a connection that was made is not there")
         };
         // Keys are in no log.
         if self.key.is_none() && process.job != layer.observer.process().job && layer.replayer.is_none() {
@@ -390,7 +391,7 @@ pub(super) fn look_at_room(layer: &mut Layer) {
 /// `fd` is a protected connection from now on. What the program has set on the socket, or on the listener that it comes from, holds.
 pub(super) fn begin(fd: i32, blocking: bool) {
     if !fds::set(fd, Kind::Connection, blocking) {
-        layer::fail(&format!("descriptor {fd} is over the bound on protected descriptors"));
+        ending::fail(&format!("descriptor {fd} is over the bound on protected descriptors"));
     }
     let socket = sys::borrow(fd);
     let limit = |which| sockopt::socket_timeout(socket, which).is_ok_and(|limit| limit.is_some());

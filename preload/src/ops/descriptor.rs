@@ -13,12 +13,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::{calls, take_turns};
-use crate::children;
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::fds::{self, Kind, Mark};
-use crate::layer::{self, Layer, Names, sure};
+use crate::layer::{self, Layer, Names};
 use crate::links::reset;
-use crate::sys;
+use crate::{children, sys};
 
 /// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
 pub fn closing(fd: i32) -> Result<(), Errno> {

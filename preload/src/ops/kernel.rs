@@ -6,7 +6,8 @@ use radic_wire::limits;
 use rustix::io::Errno;
 
 use super::take_turns;
-use crate::layer::{self, sure};
+use crate::ending::sure;
+use crate::layer;
 
 /// The fields of `getrusage`, and of `times`, with its result.
 pub const USAGE: usize = 18;

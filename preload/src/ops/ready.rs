@@ -18,11 +18,12 @@ use rustix::io::Errno;
 use super::epolls::{Epoll, Epolls, Operation, Watch};
 use super::take_turns;
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
 use crate::fds::{self, Kind};
 use crate::hooks::poll::kernel;
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::lock::Lock;
-use crate::{sys, threads};
+use crate::{phase, sys, threads};
 
 #[cfg(test)]
 mod tests;
@@ -52,7 +53,7 @@ pub struct Limit<'a> {
 
 /// The program has made an epoll.
 pub fn created(epoll: i32) {
-    if layer::is_active() && fds::set(epoll, Kind::Epoll, true) {
+    if phase::is_active() && fds::set(epoll, Kind::Epoll, true) {
         EPOLLS.lock().created(epoll);
         set_logged(epoll, false);
     }
@@ -625,7 +626,7 @@ impl<'a> Waiting<'a> {
             Ready::Live => return None,
             Ready::Set(count) => match self.asked.show(&room[..count]) {
                 Some(count) => Again::Over(Ok(count)),
-                None => layer::diverged(&self.asked.differs(layer, &room[..count])),
+                None => ending::diverged(&self.asked.differs(layer, &room[..count])),
             },
             Ready::Outcome(errno) => Again::Over(Err(Errno::from_raw_os_error(errno as i32))),
             Ready::Nothing => {

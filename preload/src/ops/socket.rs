@@ -12,8 +12,9 @@ use rustix::net::sockopt;
 
 use super::{clip_mut, pieces, take_turns, takes_turns, wait, wait_awhile};
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::fds::{self, Kind, Mark};
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::links::reset;
 use crate::sys;
 

@@ -1,6 +1,7 @@
 //! What needs no connection: the rest is tested by `tests/programs/net_poll.c`, under protection.
 
 use super::*;
+use crate::sys;
 
 fn entry(fd: i32, revents: i16) -> pollfd {
     pollfd { fd, events: libc::POLLIN, revents }
