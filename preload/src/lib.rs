@@ -17,14 +17,15 @@
 // execve and its kin, syscall, radic_ckpt_save.
 extern crate radic_ckpt_preload as _;
 
+mod buffers;
 mod callers;
+mod calls;
 pub mod channel;
-mod child;
 mod children;
 pub mod counters;
-mod doubts;
 mod ending;
 mod ends;
+mod epolls;
 pub mod fds;
 mod greeting;
 #[allow(unsafe_code)]
@@ -42,16 +43,19 @@ mod output;
 mod phase;
 mod pmi;
 mod pointers;
+#[allow(unsafe_code)]
+mod polling;
 pub mod real;
 mod replay;
-mod restart;
-mod session;
 mod signals;
+mod sockets;
 mod standstill;
 #[allow(unsafe_code)]
 mod start;
-mod swap;
+mod starved;
 pub mod sys;
 #[allow(unsafe_code)]
 mod threads;
-mod under_way;
+mod used;
+mod watches;
+mod yielding;

@@ -21,8 +21,7 @@ use libc::{siginfo_t, ucontext_t};
 use radic_ckpt::launch::trap_counter;
 
 use super::signal;
-use crate::ops::counter;
-use crate::ops::counter::{Instruction, Moment, Scale};
+use crate::ops::counter::{self, Instruction, Moment, Scale};
 use crate::{callers, nudge, phase, real, sys};
 
 /// The code of a SIGSEGV that is about no address (SI_KERNEL).

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use super::finish_int;
+use super::result::finish_int;
 use crate::fds::{self, Kind};
 use crate::ops::{descriptor, socket};
 use crate::{layer, phase, real};

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use libc::{size_t, utsname};
 use rustix::io::Errno;
 
-use super::finish_int;
+use super::result::finish_int;
 use crate::lock::Lock;
 use crate::{phase, pointers};
 

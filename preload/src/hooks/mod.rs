@@ -84,6 +84,7 @@ pub mod mpi;
 pub mod poll;
 pub mod process;
 pub mod random;
+mod result;
 pub mod signal;
 pub mod socket;
 pub mod stdio;
@@ -91,12 +92,6 @@ pub mod thread;
 pub mod time;
 pub mod wait;
 
-use std::ffi::c_int;
-
-use libc::ssize_t;
-use rustix::io::Errno;
-
-use crate::fds::{self, Kind};
 use crate::real;
 
 /// Looks up the function behind each hook, and tells its name and address; of some there is none, which is null. Again is harmless.
@@ -115,37 +110,10 @@ pub fn resolve(mut found: impl FnMut(&'static str, *const ())) {
     real::resolve(&mut found);
 }
 
-/// Whether calls on `fd` are the observer's business.
-fn is_connection(fd: c_int) -> bool {
-    matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
-}
-
-/// What C makes of a result.
-fn finish(result: Result<usize, Errno>) -> ssize_t {
-    match result {
-        Ok(count) => count as ssize_t,
-        Err(error) => {
-            real::set_errno(error.raw_os_error());
-            -1
-        }
-    }
-}
-
-/// The same for calls that return nothing but success.
-fn finish_int<T>(result: Result<T, Errno>, value: impl FnOnce(T) -> c_int) -> c_int {
-    match result {
-        Ok(it) => value(it),
-        Err(error) => {
-            real::set_errno(error.raw_os_error());
-            -1
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::ffi::CString;
+    use std::ffi::{CString, c_int};
 
     use super::*;
 

@@ -14,8 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::counter::{self, Allowed};
 use super::wait;
 use crate::fds::{self, Kind};
-use crate::ops::ready;
-use crate::{child, children, ending, layer, memory, phase, real, sys};
+use crate::{children, ending, layer, memory, ops, phase, real, sys, watches};
 
 hooks! {
     // What it has to do besides is done by the handlers of `pthread_atfork`, which are told no pid.
@@ -96,7 +95,7 @@ unsafe extern "C" fn before() {
     let held = layer::enter();
     let is_held = held.is_some();
     std::mem::forget(held);
-    ready::enter();
+    watches::enter();
     memory::enter();
     HELD.store(is_held, Ordering::Relaxed);
 }
@@ -104,7 +103,7 @@ unsafe extern "C" fn before() {
 unsafe extern "C" fn in_parent() {
     let held = HELD.load(Ordering::Relaxed);
     memory::leave();
-    ready::leave();
+    watches::leave();
     if held {
         let mut layer = layer::adopt();
         note(&mut layer);
@@ -115,11 +114,11 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     phase::switch_off();
     counter::end();
-    child::begin();
+    ops::child::begin();
     children::forget();
     memory::leave();
     memory::forget_secrets();
-    ready::leave();
+    watches::leave();
     end_connections();
     // An end that a child keeps open would hide its parent's death from the other side.
     for fd in fds::all(Kind::Own) {

@@ -10,7 +10,7 @@ use std::slice;
 use libc::{FILE, mode_t, size_t, ssize_t};
 use rustix::io::Errno;
 
-use super::finish;
+use super::result::finish;
 use crate::fds::{self, Kind};
 use crate::ops::kernel;
 use crate::{callers, phase, pointers, real};

@@ -7,11 +7,11 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t, timeval};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::{finish_int, is_connection};
-use crate::fds::{self, Kind, Mark};
+use super::result::finish_int;
+use crate::fds::{self, Kind, Mark, is_connection};
 use crate::ops::accept::Accepted;
 use crate::ops::{self, address, descriptor, socket};
-use crate::{child, phase, pointers, real};
+use crate::{calls, phase, pointers, real};
 
 hooks! {
     unsafe fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int => on_connect {
@@ -147,8 +147,8 @@ unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, fl
         return None;
     }
     let flags = SocketFlags::from_bits_retain(flags as u32);
-    let result = if child::is_child() {
-        child::accept(fd, flags)?
+    let result = if ops::child::is_child() {
+        ops::child::accept(fd, flags)?
     } else if fds::kind(fd) == Kind::Listener {
         ops::accept::accept(fd, flags)?
     } else {
@@ -168,7 +168,7 @@ unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, fl
 
 /// Tells a connection's error, if that is what is asked for, and the program can be told.
 unsafe fn told_error(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> Option<c_int> {
-    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && (is_connection(fd) || ops::calls::may_be_lost(fd));
+    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && (is_connection(fd) || calls::may_be_lost(fd));
     let room = wanted
         && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
         && pointers::is_writable(value, size_of::<c_int>());

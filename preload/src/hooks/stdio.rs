@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, mprotect};
 
 use super::io::{on_read, on_write, read_random};
-use super::{finish, is_connection};
-use crate::fds::{self, Kind};
+use super::result::finish;
+use crate::fds::{self, Kind, is_connection};
 use crate::lock::Lock;
-use crate::{input, output, phase};
+use crate::{ops, phase};
 
 hooks! {
     unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => on_fdopen {
@@ -168,7 +168,7 @@ unsafe extern "C" fn read_stream(stream: *mut FILE, bytes: *mut c_void, length: 
     if phase::is_active() && fd >= 0 && length > 0 {
         let room = || unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
         let ours = match fds::kind(fd) {
-            Kind::Input => input::read(fd, &mut [IoSliceMut::new(room())]).map(finish),
+            Kind::Input => ops::input::read(fd, &mut [IoSliceMut::new(room())]).map(finish),
             Kind::Random => unsafe { read_random(fd, room()) },
             _ => None,
         };
@@ -199,7 +199,7 @@ unsafe extern "C" fn write_stream(stream: *mut FILE, bytes: *const c_void, lengt
     if phase::is_active() && fd >= 0 && length > 0 {
         let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length as usize) };
         while done < bytes.len()
-            && let Some(Ok(count @ 1..)) = output::write(fd, &[IoSlice::new(&bytes[done..])])
+            && let Some(Ok(count @ 1..)) = ops::output::write(fd, &[IoSlice::new(&bytes[done..])])
         {
             done += count;
         }

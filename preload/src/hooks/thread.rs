@@ -4,9 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use libc::{pthread_attr_t, pthread_t};
 
-use crate::ops::yielding;
 use crate::threads::{self, Routine};
-use crate::{callers, doubts, phase};
+use crate::{callers, layer, phase, yielding};
 
 hooks! {
     unsafe fn pthread_create(
@@ -28,9 +27,9 @@ hooks! {
 
 /// Says at once, not after a death, that a process with such threads may not come back (G7).
 fn note_library(routine: Routine) {
-    if !doubts::are_there()
+    if !layer::doubts::are_there()
         && let Some(library) = callers::hands_over_by_memory(routine as usize)
     {
-        doubts::begin(library);
+        layer::doubts::begin(library);
     }
 }

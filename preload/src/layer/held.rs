@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::{DUE, LAYER, LEAVES, Layer};
+use super::{DUE, LAYER, LEAVES, Layer, restart};
 use crate::ending::fail;
 use crate::lock::Guard;
 use crate::nudge::{self, is_inside, set_inside};
 use crate::phase::{self, Phase, is_active};
 use crate::signals::{self, Hold};
-use crate::{children, image, restart, sys};
+use crate::{children, image, sys};
 
 /// The layer, held.
 pub struct Held {

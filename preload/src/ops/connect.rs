@@ -1,7 +1,6 @@
 //! Making connections: `connect`. What is done is decided by [`radic_observer::connect`]; here is what it means for a socket.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -16,10 +15,10 @@ use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 
 use super::address;
-use super::{pause, take_turns, wait};
+use super::waiting::{pause, take_turns, wait};
 use crate::counters::{self, Counter};
 use crate::ending::{self, sure};
 use crate::fds::{self, Kind, Mark};
@@ -27,7 +26,7 @@ use crate::greeting::{self, To};
 use crate::layer::{self, Held, Layer, Names};
 use crate::links::reset;
 use crate::memory::discreetly;
-use crate::swap::ask_when_silent;
+use crate::sockets::{self, ask_when_silent};
 use crate::sys;
 
 pub(super) fn flags_say_blocking(fd: i32) -> bool {
@@ -149,7 +148,7 @@ impl Connecting {
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
         let (mut layer, link) = link(layer, self.fd, at, self.blocking, until, false)?;
         let dialed = match link {
-            Link::Settled => match settled(self.fd) {
+            Link::Settled => match sockets::settled(self.fd) {
                 Ok(()) => Dialed::Made,
                 Err(error) => Dialed::Failed(error.raw_os_error() as u32),
             },
@@ -225,7 +224,7 @@ impl Connecting {
             Outcome::Connected if self.blocking => return Some(Ok(())),
             Outcome::Connected | Outcome::UnderWay => return Some(Err(Errno::INPROGRESS)),
             Outcome::Failed(errno) => return Some(failed(errno)),
-            Outcome::RefusedAgain => return Some(Err(refuse_again(self.fd, &self.to))),
+            Outcome::RefusedAgain => return Some(Err(sockets::refuse_again(self.fd, &self.to))),
             Outcome::Unprotected(errno) => errno,
         };
         if fds::kind(self.fd) == Kind::Bound {
@@ -289,25 +288,11 @@ fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, 
         // The call does not wait, and there is a connection. The kernel reports success once, then EISCONN.
         0 => rustix::net::connect(sys::borrow(fd), to),
         errno => {
-            _ = settled(fd);
+            _ = sockets::settled(fd);
             Err(Errno::from_raw_os_error(errno))
         }
     };
     Ok((layer, result))
-}
-
-/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket
-/// that does not listen. What the program is told of the call; the rest is in its socket.
-pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
-    let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let nobody = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    let nobody = nobody.and_then(|socket| rustix::net::bind(&socket, &SocketAddr::new(loopback, 0)).map(|()| socket));
-    let at = nobody.as_ref().ok().and_then(|socket| address::local(socket.as_raw_fd()));
-    match at.map(|at| rustix::net::connect(sys::borrow(fd), &at)) {
-        Some(Err(error)) => error,
-        _ => Errno::CONNREFUSED,
-    }
 }
 
 /// How long a `connect` of the program may wait, in nanoseconds.
@@ -316,11 +301,6 @@ fn send_limit(fd: i32) -> u64 {
     const KERNEL_NS: u64 = 3_600_000_000_000;
     let limit = sockopt::socket_timeout(sys::borrow(fd), sockopt::Timeout::Send).ok().flatten();
     limit.map_or(KERNEL_NS, |limit| u64::try_from(limit.as_nanos()).unwrap_or(KERNEL_NS).min(KERNEL_NS))
-}
-
-/// What the kernel says of a connection that is under way no more.
-pub(crate) fn settled(fd: i32) -> Result<(), Errno> {
-    sockopt::socket_error(sys::borrow(fd)).and_then(|error| error)
 }
 
 /// How far a connection has got.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use radic_observer::Reading;
 
-use super::take_turns;
+use super::waiting::take_turns;
 use crate::ending::sure;
 use crate::layer;
 

@@ -19,11 +19,11 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
+use super::accept::{Accepted, listened_at};
+use super::address;
 use crate::fds::{self, DESCRIPTORS};
 use crate::node::Node;
-use crate::ops::accept::{Accepted, listened_at};
-use crate::ops::address;
-use crate::sys;
+use crate::{sockets, sys};
 
 /// Time for the node to answer, in milliseconds. Then it is asked once more, over another connection.
 const ANSWER_MS: u64 = 5_000;
@@ -90,7 +90,7 @@ pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errn
 /// Whether the rank listened there: the node knows, and is asked once for each listener.
 fn is_inherited(fd: i32) -> bool {
     let Some(known) = usize::try_from(fd).ok().and_then(|fd| LISTENERS.get(fd)) else { return false };
-    let Some(local) = address::local(fd).filter(|_| address::is_tcp(fd)) else { return false };
+    let Some(local) = sockets::local(fd).filter(|_| address::is_tcp(fd)) else { return false };
     let (before, port) = (known.load(Ordering::Relaxed), u32::from(local.port()));
     if before & 0xffff == port {
         return before & INHERITED != 0;

@@ -11,11 +11,10 @@ use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::Layer;
 use crate::greeting::{self, To};
-use crate::layer::Layer;
 use crate::links::reset;
-use crate::ops::connect::{refuse_again, settled};
-use crate::swap::is_given_up;
+use crate::sockets::{is_given_up, refuse_again, settled};
 use crate::{fds, sys};
 
 /// As many of them a waiting call listens to; the others are looked at by turns, as long as any link is not up.

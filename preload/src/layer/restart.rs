@@ -43,9 +43,9 @@ use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
+use super::Layer;
 use crate::ending::{diverged, fail, sure};
 use crate::fds::{self, Kind};
-use crate::layer::Layer;
 use crate::node::Node;
 use crate::replay::Replayer;
 use crate::{children, memory, sys};
@@ -193,7 +193,7 @@ impl Layer {
                 "replay diverged at journal position {position}, where thread {thread} had the outcome of an accept: descriptor {fd}, which was free then, is open"
             ));
         }
-        let Some(arrived) = arrived else { return crate::ops::descriptor::place(fd) };
+        let Some(arrived) = arrived else { return sys::place(fd) };
         let socket = sys::own(arrived.fd);
         let placed = sys::replace(socket.as_fd(), fd);
         sys::close_own(socket);
