@@ -1,5 +1,5 @@
-//! Links: the driver of [`radic_observer::links`], which decides what is done when a connection's socket is no more. Here are the sockets: the door, those that
-//! came to it or were dialed, and the program's ([`crate::swap`]).
+//! Links: the driver of [`radic_observer::links`], which decides what is done when a connection's socket is no more. The sockets are
+//! [`crate::links`]', and the program's (`layer::swapping`).
 //!
 //! Each input (`drive`) is followed by the actions that it caused. Whatever call of the program comes by looks after the links ([`Layer::tend_links`]).
 //! Everything is bounded, and nothing waits but for an answer of the own node, which is nearly always there at once ([`Layer::link_ended`]).

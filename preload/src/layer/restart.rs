@@ -19,12 +19,12 @@
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
 //! | `input` | a new pipe, into which nothing comes before the process is live ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
-//! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `image::restored` |
+//! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `imaging::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
 //! | `INSIDE`, `LEAVES`, all of [`crate::threads`] | hold: threads are the same |
 //! | `PHASE`, `UNSENT`, `DUE` | `PHASE` holds; `UNSENT` off; a checkpoint that is wanted still is |
 //! | `fds::KINDS` | hold for the program's; the layer's own are set again |
-//! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`ready::replaced`) |
+//! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`watches::replaced`) |
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
 //! | `NUMBERS`, `doubts` | hold: they follow from the program's calls |
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |

@@ -1,4 +1,4 @@
-//! Children of ranks that take connections at listeners of their rank's (`preload/src/child.rs`).
+//! Children of ranks that take connections at listeners of their rank's (`preload/src/ops/child.rs`).
 
 use std::net::SocketAddr;
 use std::time::Duration;
