@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use radic_wire::event::{Event, EventName};
+use radic_wire::fault::Fault;
 use radic_wire::ids::{NodeName, Rank};
-use radic_wire::local::{ClusterStatus, Fault, Reply, Request};
+use radic_wire::local::{ClusterStatus, Reply, Request};
 
-use crate::client::ask_status;
-use crate::client::{self, ClientError, Cluster, Connection};
+use crate::client::{self, ClientError, Cluster, Connection, ask_status};
 
 /// Time that the event of `--at-event` has to come.
 const EVENT: Duration = Duration::from_secs(600);

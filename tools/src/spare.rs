@@ -6,8 +6,7 @@ use radic_wire::local::{NodeInfo, NodeState};
 use radic_wire::membership::Role;
 
 use crate::Format;
-use crate::client::Cluster;
-use crate::client::ask_status;
+use crate::client::{Cluster, ask_status};
 use crate::format::{Table, print, print_json};
 
 #[derive(Subcommand)]
@@ -64,7 +63,7 @@ fn table(nodes: &[NodeInfo]) -> String {
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::{JobId, Rank};
-    use radic_wire::local::RankInfo;
+    use radic_wire::report::RankInfo;
 
     use super::*;
     use crate::show;

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use radic_wire::bytes::Writer;
 use radic_wire::ids::Rank;
-use radic_wire::log::Span;
 use radic_wire::peer::Revival;
+use radic_wire::span::Span;
 
 use super::*;
 

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
+use radic_wire::fault::Fault;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::local::{ClusterStatus, Fault};
+use radic_wire::local::ClusterStatus;
 use radic_wire::peer::{Answer, LineStep, PeerMessage, Query, RestartOrder};
 use radic_wire::suspension::{Resumption, Suspension};
 

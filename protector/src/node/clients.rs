@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::event::{Event, EventName};
+use radic_wire::fault::Fault;
 use radic_wire::ids::{Epoch, JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{JobInfo, JobSpec, Placement};
+use radic_wire::job::{JobInfo, JobSpec, Placement, Ward};
 use radic_wire::limits;
-use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
 use radic_wire::log::HeldLog;
 use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, Revival, ToHome, Ward};
+use radic_wire::peer::{Answer, PeerMessage, Query, Revival, ToHome};
 use radic_wire::process::{Protect, Protection};
+use radic_wire::report::{LogSizes, ProcessInfo, RankCheckpoint};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::calls::{GATHER, Purpose};

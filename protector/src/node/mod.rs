@@ -56,13 +56,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
+use radic_wire::fault::Fault;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
+use radic_wire::local::{NodeState, Reply, Request};
 use radic_wire::membership::{Departure, Member, MembershipMessage, Refusal, View};
 use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, ToNode};
+use radic_wire::report::ProcessInfo;
 use serde_bytes::ByteBuf;
 
 use self::calls::Gather;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::Ward;
 use radic_wire::limits;
-use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost, Ward};
+use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost};
 
 use super::Node;
 use super::calls::Purpose;

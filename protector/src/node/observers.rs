@@ -10,11 +10,11 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
 use radic_wire::process::{Counters, FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
+use radic_wire::report::ProcessInfo;
 
 use super::away::Vacancy;
 use super::call::Call;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
-use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, exit_code};
+use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, Ward, exit_code};
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
-use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
+use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
 use super::calls::Purpose;
 use super::clients::Client;

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::Outcome;
-use radic_wire::peer::{Left, ToHome, Ward};
+use radic_wire::job::{Outcome, Ward};
+use radic_wire::peer::{Left, ToHome};
 
 use super::recovery::Recovery;
 use super::stores::StoreOrder;

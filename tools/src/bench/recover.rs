@@ -16,14 +16,14 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::{ClusterStatus, NodeInfo, ProcessInfo, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, Reply, Request};
+use radic_wire::report::ProcessInfo;
 use serde::Serialize;
 
 use super::plot::{Panel, Row as Plotted, Spread};
 use super::runs::{Library, Runs, Started, Temporary, figure, find_program};
 use super::{PlotArgs, Times};
-use crate::client::ask_status;
-use crate::client::{Cluster, Connection};
+use crate::client::{Cluster, Connection, ask_status};
 use crate::counters::make_checkpoints;
 use crate::progress::{Progress, Unit};
 

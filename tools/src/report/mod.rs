@@ -24,8 +24,7 @@ use radic_wire::job::JobInfo;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
 
-use crate::client::ask_status;
-use crate::client::{self, ClientError, Cluster};
+use crate::client::{self, ClientError, Cluster, ask_status};
 use crate::file::NewFile;
 use crate::format::{print, print_json, report as say};
 use crate::protection::parse_time;

@@ -7,8 +7,8 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeName, Rank};
 use radic_wire::job::JobInfo;
 use radic_wire::limits;
-use radic_wire::local::ProcessInfo;
 use radic_wire::process::{Counters, Protect};
+use radic_wire::report::ProcessInfo;
 use serde::Serialize;
 
 use crate::outcome;

@@ -3,8 +3,8 @@ use std::time::Duration;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::job::{EndReason, JobInfo, Outcome};
-use radic_wire::local::{LogSizes, ProcessInfo};
 use radic_wire::process::{Counters, PayloadMode, Protect};
+use radic_wire::report::{LogSizes, ProcessInfo};
 
 use super::model::{Facts, Report};
 use super::recoveries::{Cause, End, KnownBy, Step, history};

@@ -16,8 +16,9 @@ use radic_protector::folder;
 use radic_wire::causes::Elsewhere;
 use radic_wire::ids::Rank;
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart};
 use radic_wire::mac::{Code, JobKey};
+use radic_wire::span::Span;
 use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
 use rustix::fs::FlockOperation;
 

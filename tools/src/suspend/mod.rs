@@ -32,9 +32,11 @@ use clap::Args;
 use radic_wire::ids::{Incarnation, JobId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
-use radic_wire::local::{RankCheckpoint, Reply, Request};
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, Span};
+use radic_wire::local::{Reply, Request};
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState};
 use radic_wire::mac::JobKey;
+use radic_wire::report::RankCheckpoint;
+use radic_wire::span::Span;
 use radic_wire::suspension::{Manifest, SavedRank, Suspension, Unprinted};
 
 use crate::client::{ClientError, Cluster, Connection};

@@ -17,9 +17,10 @@ use radic_wire::job::{EndReason, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{CutStreams, FromProtector, HeldStream, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, HeldStream, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::mac::{Code, JobKey};
+use radic_wire::span::Span;
 use radic_wire::suspension::{Resumption, SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
 
 use crate::client::{self, ClientError, Cluster, Connection};

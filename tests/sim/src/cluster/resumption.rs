@@ -8,8 +8,9 @@ use radic_protector::store::Speaker;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{CutStreams, FromProtector, HeldImage, HeldStream, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, HeldImage, HeldStream, ToProtector};
 use radic_wire::login::Channel;
+use radic_wire::span::Span;
 use radic_wire::suspension::Resumption;
 
 use super::net::{ConnId, Owner, Packet, Word, code};
