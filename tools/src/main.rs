@@ -43,6 +43,7 @@ mod record;
 mod remove;
 mod replay;
 mod report;
+mod resume;
 mod run;
 mod session;
 mod show;
@@ -131,7 +132,7 @@ enum Command {
         standard input is read from this terminal from now on. \
         The folder stays, and says from now on that the job has gone on: as long as the job does not run it can be resumed from there again by this command, \
         but `radic run --resume-from` wants --resume-again for that.")]
-    Resume(suspend::resume::ResumeArgs),
+    Resume(resume::ResumeArgs),
     /// Look at the logs of protected ranks
     #[command(subcommand)]
     Log(log::LogCommand),
@@ -347,7 +348,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Kill { job } => kill::kill(&cluster, &job)?,
         Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
         Command::Suspend(args) => suspend::suspend(&cluster, &args)?,
-        Command::Resume(args) => return suspend::resume::resume(&cluster, &args),
+        Command::Resume(args) => return resume::resume(&cluster, &args),
         Command::Log(command) => log::dispatch(&cluster, command)?,
         Command::Replay(args) => replay::replay(&cluster, args)?,
         Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,
