@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use radic_observer::connect::{Found, Peer};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_wire::address::canonical;
 use radic_wire::determinant::StreamId;
 use radic_wire::log::Greeting;

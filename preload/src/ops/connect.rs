@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, Step};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_observer::links::Links;
 use radic_observer::replay::Ask;
 use radic_observer::{Context, Error, Ready};

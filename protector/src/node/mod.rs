@@ -14,6 +14,7 @@ mod call;
 mod calls;
 mod checkpoints;
 mod children;
+mod client;
 mod clients;
 mod collection;
 mod early;
@@ -36,6 +37,8 @@ mod next_home;
 pub mod observers;
 mod outlet;
 pub mod placement;
+mod protecting;
+mod purpose;
 mod recovery;
 pub mod registry;
 pub mod replays;
@@ -68,7 +71,7 @@ use radic_wire::report::ProcessInfo;
 use serde_bytes::ByteBuf;
 
 use self::calls::Gather;
-use self::clients::Client;
+use self::client::Client;
 use self::collection::Collections;
 
 use self::call::Call;
@@ -77,7 +80,7 @@ use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
 use self::lines::Lines;
-use self::observers::{ObserverId, Observers};
+use self::observers::Observers;
 use self::recovery::Recovery;
 use self::registry::Registry;
 use self::replays::{Activity, Watched};
@@ -98,6 +101,10 @@ const JOIN: Duration = Duration::from_secs(30);
 /// A connection of a `radic` command. The driver numbers them and never uses a number twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
+
+/// A connection of an observer; the driver numbers them and never uses a number twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObserverId(pub u64);
 
 /// What happened.
 #[derive(Debug)]
@@ -786,7 +793,7 @@ impl Node {
             NameRequest::Publish { name, .. } | NameRequest::Lookup(name) => Query::LookupName(name.clone()),
             NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
         };
-        self.gather(now, calls::Purpose::Name { job, rank, request }, &query);
+        self.gather(now, purpose::Purpose::Name { job, rank, request }, &query);
     }
 }
 

@@ -10,10 +10,10 @@ use radic_wire::limits;
 use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost};
 
 use super::Node;
-use super::calls::Purpose;
 use super::events::About;
 use super::home::Home;
 use super::host::Host;
+use super::purpose::Purpose;
 
 /// What is known of next homes, and of next epochs.
 #[derive(Debug, Default)]

@@ -18,11 +18,11 @@ use radic_wire::report::ProcessInfo;
 
 use super::away::Vacancy;
 use super::call::Call;
-use super::calls::Purpose;
 use super::checkpoints::Schedule;
 use super::events::About;
 use super::host::Host;
-use super::{Node, Output, registry};
+use super::purpose::Purpose;
+use super::{Node, ObserverId, Output, registry};
 use crate::membership::ring::watcher_of;
 
 /// Time that nodes have to say whether a process of theirs listens at an address. A node that is silent for longer is dead, and
@@ -36,10 +36,6 @@ pub(super) const STORE: Duration = Duration::from_secs(5);
 const ALONE: u32 = 15;
 /// What has become of a program that was to answer a request.
 const REPLACED: &str = "it has ended, or runs another program";
-
-/// A connection of an observer; the driver numbers them and never uses a number twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObserverId(pub u64);
 
 /// The observers of this node.
 #[derive(Debug, Default)]

@@ -10,8 +10,9 @@ use radic_wire::local::{NodeStatus, Reply, Traffic};
 use radic_wire::membership::Role;
 use radic_wire::peer::{Answer, Flow, Query};
 
-use super::calls::{GATHER, Purpose};
-use super::clients::Client;
+use super::calls::GATHER;
+use super::client::Client;
+use super::purpose::Purpose;
 use super::{ClientId, Node};
 
 impl Node {

@@ -14,6 +14,7 @@
 mod causes;
 mod forgetting;
 mod images;
+mod learning;
 mod lines;
 mod log;
 mod payload;

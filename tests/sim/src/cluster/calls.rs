@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, RETURN, Step};
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, RETURN, Step};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};
