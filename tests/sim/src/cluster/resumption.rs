@@ -1,5 +1,5 @@
 //! `radic resume`: gives the logs and images of a suspended job to the protectors of its ranks, over their own protocol, and has the job go on. Written after
-//! `tools/src/suspend/resume.rs`.
+//! `tools/src/resume.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
