@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use radic_wire::ids::NodeName;
 use radic_wire::job::exit_code;
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::Request;
 
 use crate::client::Cluster;
+use crate::format::Format;
 use crate::record::Record;
 
 mod bench;
@@ -303,13 +304,6 @@ enum ClusterCommand {
     },
 }
 
-#[derive(Args)]
-struct Format {
-    /// Print JSON, for programs
-    #[arg(long)]
-    json: bool,
-}
-
 fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(code) => ExitCode::from(code),
@@ -367,15 +361,6 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Man { dir } => manual::write(&dir)?,
     }
     Ok(0)
-}
-
-/// A request that is answered by nothing but its having been carried out.
-fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()> {
-    let mut connection = cluster.connect(avoid)?;
-    match connection.ask(request, client::ANSWER)? {
-        Reply::Done => Ok(()),
-        other => Err(connection.unexpected(&other).into()),
-    }
 }
 
 fn make_key(path: &std::path::Path) -> Result<()> {

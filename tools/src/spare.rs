@@ -5,9 +5,8 @@ use clap::Subcommand;
 use radic_wire::local::{NodeInfo, NodeState};
 use radic_wire::membership::Role;
 
-use crate::Format;
 use crate::client::{Cluster, ask_status};
-use crate::format::{Table, print, print_json};
+use crate::format::{Format, Table, print, print_json};
 
 #[derive(Subcommand)]
 pub(crate) enum SpareCommand {

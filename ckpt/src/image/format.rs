@@ -5,7 +5,7 @@
 //! Numbers are little-endian. Runs come in ascending address order and do not overlap. A page in no run is not there: it reads as zero,
 //! or as the file it belongs to, whatever an image before this one had there.
 
-use super::crc::crc32c;
+use crate::crc::crc32c;
 use crate::page::PAGE;
 
 /// The first eight bytes of every image.
