@@ -7,11 +7,11 @@
 //! Here is what the layer is made of; what it does is in a file for each subject.
 
 mod asking;
-pub mod doubts;
+pub(crate) mod doubts;
 mod framing;
 mod giving_way;
 mod held;
-pub mod imaging;
+pub(crate) mod imaging;
 mod joining;
 mod linking;
 mod patience;

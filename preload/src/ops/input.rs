@@ -4,7 +4,7 @@
 //! its node is told how much the program has read in all its incarnations, and the terminal goes on from there, and says again what was lost in the old pipe.
 //!
 //! `read` and `readv` are hooks; the C library's own streams (`fgets`, `scanf`, `std::cin`) read through a slot of its table of
-//! stream operations, where our function is ([`crate::output`] says why). Whether the pipe is readable is logged as for a
+//! stream operations, where our function is ([`super::output`] says why). Whether the pipe is readable is logged as for a
 //! connection (`ops::ready`).
 //!
 //! [`Determinant::Input`]: radic_wire::determinant::Determinant::Input
@@ -26,7 +26,7 @@ use crate::output::pipe_of;
 use crate::sys;
 
 /// `read` and its kin. None: the descriptor is not this pipe; the call passes through.
-pub fn read(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Option<Result<usize, Errno>> {
+pub(crate) fn read(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Option<Result<usize, Errno>> {
     let mut layer = layer::enter()?;
     layer.input.pipe.filter(|pipe| pipe_of(fd) == Some(*pipe))?;
     let total: usize = parts.iter().map(|part| part.len()).sum();

@@ -2,14 +2,14 @@
 
 pub mod accept;
 pub mod address;
-pub mod child;
+pub(crate) mod child;
 pub mod connect;
 pub mod counter;
 pub mod descriptor;
-pub mod input;
+pub(crate) mod input;
 pub mod kernel;
-pub mod output;
-pub mod pmi;
+pub(crate) mod output;
+pub(crate) mod pmi;
 pub mod ready;
 pub mod socket;
 pub mod time;

@@ -1,7 +1,7 @@
 //! Standard output and standard error: exactly once as far as the process goes (G3), and not before the gate (G1).
 //!
-//! Every write on one of these pipes comes by [`write()`]: through the gate, counted, and kept in an [`Output`], which decides what a restored process writes
-//! once more. In replay the program's writes are done again, after that.
+//! Every write on one of these pipes comes by [`write()`]: through the gate, counted, and kept in an [`Output`](radic_observer::output::Output), which
+//! decides what a restored process writes once more. In replay the program's writes are done again, after that.
 //!
 //! How every write gets here: `write` and its kin are hooks, and that is what Fortran, Python and C++ without `sync_with_stdio`
 //! use. The C library's own streams (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that cannot be
@@ -28,7 +28,7 @@ use crate::output::PIECE;
 use crate::sys;
 
 /// `write` and its kin. None: the descriptor is none of these pipes; it passes through.
-pub fn write(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
+pub(crate) fn write(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
     let layer = layer::enter()?;
     let which = layer.outputs.which(fd)?;
     let total = parts.iter().map(|part| part.len()).sum();

@@ -20,7 +20,7 @@ use crate::{fds, sys};
 const QUESTION: usize = 64 << 10;
 
 /// `read` and its kin on the connection. None: it is not there.
-pub fn receive(fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Option<Result<usize, Errno>> {
+pub(crate) fn receive(fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Option<Result<usize, Errno>> {
     let layer = layer::enter()?;
     layer.pmi.fd().filter(|known| *known == fd)?;
     Some(read(layer, fd, parts, dont_wait || !fds::is_blocking(fd)))
@@ -92,7 +92,7 @@ fn take(layer: &mut Layer, fd: i32, part: &mut [u8]) -> Result<Option<usize>, Er
 }
 
 /// `write` and its kin on the connection. None: it is not there.
-pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
+pub(crate) fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
     let mut layer = layer::enter()?;
     layer.pmi.fd().filter(|known| *known == fd)?;
     // It leaves the process, too (G1).

@@ -1,5 +1,5 @@
 //! What the driver and the log server say to each other, and what connections are for. Methods that are named here are those of
-//! [`LogServer`](super::LogServer).
+//! [`LogServer`].
 
 use std::net::SocketAddr;
 
@@ -8,6 +8,8 @@ use radic_wire::ids::{Incarnation, JobId, ProcessId};
 #[cfg(doc)]
 use radic_wire::limits;
 
+#[cfg(doc)]
+use super::LogServer;
 use crate::store::{self, File, NoRestart, Restart, Speaker, StoreError, Usage, Write};
 
 /// Number of a connection. The driver gives it, and each once.
@@ -160,7 +162,7 @@ pub enum Gone<'a> {
 pub enum Next {
     /// The driver brings the next frame.
     Read,
-    /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`](super::LogServer::may_go_on) before it brings the
+    /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`] before it brings the
     /// next frame.
     Answer,
     /// Nothing: the connection is closed.
@@ -189,12 +191,12 @@ pub enum Action {
     Close(ConnectionNumber, Reason),
     /// Read the connection again: what has come already, and what will.
     Resume(ConnectionNumber),
-    /// Connect to the replica of a process, to log in as this incarnation; then [`LogServer::handle_dialing`](super::LogServer::handle_dialing) or
-    /// [`LogServer::handle_dial_failed`](super::LogServer::handle_dial_failed).
+    /// Connect to the replica of a process, to log in as this incarnation; then [`LogServer::handle_dialing`] or
+    /// [`LogServer::handle_dial_failed`].
     Dial(Speaker, SocketAddr),
-    /// Write; then [`LogServer::handle_written`](super::LogServer::handle_written) or [`LogServer::handle_write_failed`](super::LogServer::handle_write_failed) with this ticket.
+    /// Write; then [`LogServer::handle_written`] or [`LogServer::handle_write_failed`] with this ticket.
     Write(u64, Write),
-    /// Read this many bytes of a file from a position, for a connection; then [`LogServer::handle_read`](super::LogServer::handle_read).
+    /// Read this many bytes of a file from a position, for a connection; then [`LogServer::handle_read`].
     Read(ConnectionNumber, File, u64, usize),
     /// Nothing of the file before the position is needed any more.
     Truncate(File, u64),
@@ -204,14 +206,14 @@ pub enum Action {
     RemoveProcess(ProcessId),
     /// No file of the job is needed any more.
     RemoveJob(JobId),
-    /// Verify an image; then [`LogServer::handle_verdict`](super::LogServer::handle_verdict).
+    /// Verify an image; then [`LogServer::handle_verdict`].
     Verify(Verification),
     /// Answer the node that waits on this connection by an [`Offer`](crate::fetching::Offer) of this image, which is held with this
-    /// length, if it is; send the image, and close the connection. Then [`LogServer::handle_image_sent`](super::LogServer::handle_image_sent).
+    /// length, if it is; send the image, and close the connection. Then [`LogServer::handle_image_sent`].
     SendImage(ConnectionNumber, ProcessId, u64, Option<u64>),
     /// Tell the node.
     Tell(Event),
-    /// Tell the node the result of [`LogServer::fence`](super::LogServer::fence): what a restart as this incarnation needs.
+    /// Tell the node the result of [`LogServer::fence`]: what a restart as this incarnation needs.
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
 }
 

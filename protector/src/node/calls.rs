@@ -7,10 +7,11 @@ use std::time::Duration;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId};
 use radic_wire::peer::{Answer, PeerMessage, Query};
 
+use super::Node;
 use super::call::Call;
 use super::client::Client;
+use super::numbers::{ClientId, ObserverId};
 use super::purpose::Purpose;
-use super::{ClientId, Node, ObserverId};
 
 /// Time that members have to answer a question to all.
 pub(super) const GATHER: Duration = Duration::from_millis(1000);

@@ -8,7 +8,7 @@ use radic_wire::ids::ProcessId;
 use radic_wire::peer::Unprotected;
 use radic_wire::process::{FromNode, StreamEnd};
 
-use super::ObserverId;
+use super::numbers::ObserverId;
 use super::{Node, Output};
 
 impl Node {

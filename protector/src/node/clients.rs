@@ -21,10 +21,11 @@ use super::calls::GATHER;
 use super::client::{Client, Shown, Wanted};
 use super::events::About;
 use super::host::NameRequest;
+use super::numbers::ClientId;
 use super::placement::place;
 use super::purpose::Purpose;
 use super::suspension::not_away;
-use super::{ClientId, Node, Output, Stop, checkpoints};
+use super::{Node, Output, Stop, checkpoints};
 use crate::membership::ring::watcher_of;
 
 /// Time that a log service has to answer a command.

@@ -8,9 +8,9 @@ use radic_wire::limits;
 use radic_wire::peer::Query;
 
 use super::Node;
-use super::ObserverId;
 use super::checkpoints::Schedule;
 use super::events::About;
+use super::numbers::ObserverId;
 use super::observers::STORE;
 use super::purpose::Purpose;
 

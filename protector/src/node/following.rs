@@ -8,9 +8,10 @@ use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::local::Reply;
 use radic_wire::peer::{Answer, PeerMessage, Query};
 
+use super::Node;
 use super::client::{Client, Passed};
+use super::numbers::ClientId;
 use super::purpose::Purpose;
-use super::{ClientId, Node};
 
 /// Events in one message to a command.
 const EVENTS_AT_ONCE: usize = 256;

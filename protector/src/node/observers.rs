@@ -21,8 +21,9 @@ use super::call::Call;
 use super::checkpoints::Schedule;
 use super::events::About;
 use super::host::Host;
+use super::numbers::ObserverId;
 use super::purpose::Purpose;
-use super::{Node, ObserverId, Output, registry};
+use super::{Node, Output, registry};
 use crate::membership::ring::watcher_of;
 
 /// Time that nodes have to say whether a process of theirs listens at an address. A node that is silent for longer is dead, and

@@ -13,7 +13,7 @@ use radic_wire::suspension::{Resumption, Suspension};
 use super::call::Call;
 use super::client::Wanted;
 use super::host::NameRequest;
-use super::{ClientId, ObserverId};
+use super::numbers::{ClientId, ObserverId};
 
 /// What a question to other nodes is for.
 #[derive(Debug)]

@@ -8,9 +8,10 @@ use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
 use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
+use super::Node;
 use super::client::{Client, Shown};
+use super::numbers::ClientId;
 use super::purpose::Purpose;
-use super::{ClientId, Node};
 
 /// Time that a terminal waits for the new home of a job.
 const NEW_HOME: Duration = Duration::from_secs(40);

@@ -1,9 +1,9 @@
 //! The cluster's key, and hosts that do not have it yet.
 //!
 //! What a launcher says goes through whatever has started its agents, and not all of that is encrypted. So an order carries a proof that the launcher
-//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and [`Bearer`](super::bearer::Bearer) decides:
-//! over ssh, or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder while the cluster starts, for hosts that
-//! share that folder.
+//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and
+//! [`Bearer`](super::bearer::Bearer) decides: over ssh, or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder
+//! while the cluster starts, for hosts that share that folder.
 
 use std::fmt;
 use std::fs;
