@@ -7,7 +7,7 @@
 //!   fork and exec must not wait for it. One that is called before (by another library's constructor) is looked up then
 //!   (`preload/tests/constructors.rs`), under a `Once`: a child that another thread forks in this moment would wait for it forever if it calls the same one.
 //! - It panics if there is none behind, and that ends the program. So [`crate::real`] finds those that not every C library has, and `mpi` those of an MPI
-//!   library; redhook declares them all the same.
+//!   library; redhook declares them all the same. [`crate::real`] also finds those that the library itself calls, below its hooks.
 //! - After a panic of the hook it calls the function behind, as if nothing had been done. Release builds have panic = abort, so this never happens there.
 //! - It cannot declare a function with a variable number of arguments. Those that have at most one more (`fcntl`, `ioctl`) are declared with it, for it is
 //!   passed in the same register; `stdio` has the others in assembler.
