@@ -1,4 +1,4 @@
-//! Builds the restorer: a freestanding program at a far address, from one source file and three shared ones, without crates.
+//! Builds the restorer: a freestanding program at a far address, from one source file and four shared ones, without crates.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ fn main() {
         // The library says so in a better place (compile_error! in lib.rs).
         return;
     }
-    for file in ["restorer", "src/plan.rs", "src/crc.rs", "src/image/format.rs", "build.rs"] {
+    for file in ["restorer", "src/plan.rs", "src/crc.rs", "src/image/format.rs", "src/page.rs", "build.rs"] {
         println!("cargo::rerun-if-changed={file}");
     }
     let variable = |name: &str| env::var_os(name).map(PathBuf::from).unwrap_or_default();

@@ -13,6 +13,8 @@ use core::arch::{asm, naked_asm};
 mod crc;
 #[path = "../src/image/format.rs"]
 mod format;
+#[path = "../src/page.rs"]
+mod page;
 #[path = "../src/plan.rs"]
 mod plan;
 

@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::handed::{Handed, MAX_HANDED};
-use crate::image::format::PAGE;
 use crate::image::meta::FileId;
 use crate::maps::ObjectId;
+use crate::page::PAGE;
 use crate::pages::Extent;
 use crate::plan::{MAX_OWNERS, Owner, RESTORER_BASE, RESTORER_SPAN};
 use crate::stretches::Dense;

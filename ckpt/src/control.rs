@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -12,72 +12,25 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::files::{self, Fault};
-use crate::image::chain::AncestorError;
+use crate::image::Meta;
 use crate::image::meta::Backing;
-use crate::image::{ImageError, Meta};
 use crate::keeper::{self, Identity};
 use crate::launch::{ALONE_VARIABLE, LAUNCHER_VARIABLE, OWNERS_VARIABLE, RESTORE_VARIABLE, owners_of};
 use crate::maps::numbered;
 use crate::request::Request;
 use crate::sys;
-use crate::trusted::{Owners, TrustError};
+use crate::trusted::Owners;
 
+mod error;
+mod saved;
 mod target;
 mod whole;
 
+pub use error::ControlError;
+pub use saved::Saved;
 pub use target::Target;
 pub use whole::{Progress, Restorable, folder, merge_files};
-
-/// Why there is no checkpoint, or no restored process.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// The process cannot be asked.
-    #[error("process {0} cannot be asked for a checkpoint: {1}")]
-    Unreachable(i32, io::Error),
-    /// The process does not answer.
-    #[error(
-        "process {0} does not answer: it does not run under the checkpoint library, is saving itself already, or is in the middle of what no image may have"
-    )]
-    Silent(i32),
-    /// The process has ended before it has answered.
-    #[error("process {0} has ended")]
-    Ended(i32),
-    /// The process says why it cannot be saved.
-    #[error("process {0} cannot be saved: {1}")]
-    Refused(i32, String),
-    /// The image is not sound.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// Another user decides what is in the image.
-    #[error(transparent)]
-    Untrusted(#[from] TrustError),
-    /// Images that it needs are missing, or another user decides what is in them.
-    #[error(transparent)]
-    Ancestor(#[from] AncestorError),
-    /// An increment, or an image with packed runs, becomes a whole one before it is restored.
-    #[error("there is no room for the unpacked image of {needed} bytes; set TMPDIR to a folder that has room ({reasons})")]
-    NoRoom {
-        /// How many bytes it has.
-        needed: u64,
-        /// The folders without room.
-        reasons: String,
-    },
-    /// There is nowhere to put it.
-    #[error(
-        "the image must be unpacked, and no temporary file can be made for that; set TMPDIR to a folder where that is possible ({0})"
-    )]
-    NoTemporary(String),
-    /// Anything else.
-    #[error("{0}: {1}")]
-    Io(String, io::Error),
-}
-
-fn failed(what: &str) -> impl Fn(io::Error) -> ControlError {
-    move |error| ControlError::Io(what.to_owned(), error)
-}
 
 /// Asks a process for a checkpoint. The image comes out of the stream that is given back, to be read up to its end; only its end record
 /// makes it valid.
@@ -91,21 +44,6 @@ pub fn nudge(pid: i32) -> Result<(), ControlError> {
     Target::open(pid)?.nudge()
 }
 
-/// What was saved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Saved {
-    /// Size of the image in bytes.
-    pub bytes: u64,
-    /// Names the image.
-    #[serde(serialize_with = "crate::image::as_hexadecimal")]
-    pub id: u64,
-    /// The image it is an increment to; 0: it is whole.
-    #[serde(serialize_with = "crate::image::as_hexadecimal")]
-    pub parent: u64,
-    /// What will not be as it was, in words.
-    pub notes: Vec<String>,
-}
-
 /// Saves a process to a file, which appears under its name only when it is whole, verified and on disk.
 pub fn save(pid: i32, what: impl Into<Request>, path: &Path) -> Result<Saved, ControlError> {
     save_watched(pid, what, path, &mut |_, _| {})
@@ -114,44 +52,6 @@ pub fn save(pid: i32, what: impl Into<Request>, path: &Path) -> Result<Saved, Co
 /// The same, telling how far it has come.
 pub fn save_watched(pid: i32, what: impl Into<Request>, path: &Path, progress: Progress<'_>) -> Result<Saved, ControlError> {
     Target::open(pid)?.save(&what.into(), path, progress)
-}
-
-/// Verifies an image while it is written to a file.
-fn receive(image: impl Read, file: &File, progress: Progress<'_>) -> Result<Saved, ControlError> {
-    let mut copier = Copier { from: image, to: file, bytes: 0, error: None, progress };
-    let mut input = BufReader::with_capacity(COPIED_AT_ONCE, &mut copier);
-    let result = crate::image::verify(&mut input);
-    if let Some(error) = copier.error {
-        return Err(failed("the image cannot be written")(error));
-    }
-    let (header, meta) = result?;
-    Ok(Saved { bytes: copier.bytes, id: header.id, parent: header.parent, notes: meta.notes })
-}
-
-/// Bytes of an image that are read from its process with one call.
-const COPIED_AT_ONCE: usize = 1 << 20;
-
-/// Whatever is read from `from` is written to `to`.
-struct Copier<'a, R> {
-    from: R,
-    to: &'a File,
-    bytes: u64,
-    /// Why it could not be written.
-    error: Option<io::Error>,
-    progress: Progress<'a>,
-}
-
-impl<R: Read> Read for Copier<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = self.from.read(buffer)?;
-        if let Err(error) = self.to.write_all(&buffer[..len]) {
-            self.error = Some(error);
-            return Err(io::ErrorKind::Other.into());
-        }
-        self.bytes += len as u64;
-        (self.progress)(self.bytes, None);
-        Ok(len)
-    }
 }
 
 /// How long all threads were stopped for the last checkpoint of a process, as the engine has measured it.
@@ -294,6 +194,7 @@ pub fn kept_by(child: i32) -> Option<i32> {
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    use super::saved::receive;
     use super::*;
     use crate::image::meta::RegionRef;
     use crate::image::{Header, ImageWriter, MetaWriter};

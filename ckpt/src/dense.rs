@@ -5,7 +5,7 @@
 //! A page of such a block that is present and was not written is the one that the last image named: what came in its place after it was given up
 //! would count as written. So it is kept. A block of which any page is missing (given up, swapped out, a guard) is dense no more.
 
-use crate::image::format::PAGE;
+use crate::page::PAGE;
 use crate::pages::Extent;
 use crate::stretches::{Dense, MAX_STRETCHES, Stretch};
 use crate::sys;

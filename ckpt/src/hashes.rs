@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::arena::{HASHES_BASE, HASHES_SPAN, state};
-use crate::image::format::{PAGE, PAGE_BYTES};
+use crate::page::{PAGE, PAGE_BYTES};
 use crate::sys::{self, Errno};
 
 /// A page's address and hash. 128 bits: two contents with the same hash are not to be met.

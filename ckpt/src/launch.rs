@@ -12,10 +12,11 @@ use crate::arena;
 use crate::build;
 use crate::counter::is_counter_trapped;
 use crate::files::Fault;
-use crate::image::format::{HEADER_BYTES, PAGE};
+use crate::image::format::HEADER_BYTES;
 use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
 use crate::maps::{self, Line};
+use crate::page::PAGE;
 use crate::plan::{
     self, MAX_OBJECTS, MAX_OWNERS, MAX_REGIONS, Object, Owner, PATH_BYTES, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE,
     RESTORER_SPAN, Special,

@@ -53,6 +53,7 @@ mod maps;
 mod output;
 #[allow(unsafe_code)]
 mod owners;
+mod page;
 #[allow(unsafe_code)]
 mod pages;
 #[allow(dead_code, reason = "the restorer, which is built from the same file, needs more of it")]

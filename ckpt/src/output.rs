@@ -9,8 +9,9 @@ use lz4_flex::block::{CompressTable, compress_into_with_table};
 
 use crate::arena::{self, SNAPSHOT_BASE, SNAPSHOT_SPAN, state};
 use crate::hashes::Comparison;
-use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES, PAGE, PAGE_BYTES};
+use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES};
 use crate::image::{Header, ImageWriter};
+use crate::page::{PAGE, PAGE_BYTES};
 use crate::pages::Extent;
 use crate::sink::Target;
 use crate::sys::{self, Errno, call};

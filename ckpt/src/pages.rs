@@ -1,7 +1,7 @@
 //! Which pages of a region hold something, and which of them were written to: PAGEMAP_SCAN, or /proc/self/pagemap on kernels before
 //! 6.7, which do not know the latter.
 
-use crate::image::format::PAGE;
+use crate::page::PAGE;
 use crate::sys::{self, Answer, Errno, call};
 
 /// Consecutive pages.

@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::ffi::CStr;
 
-use crate::image::format::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 
 /// A negative answer of the kernel, as a positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use radic_wire::ids::{BootId, Epoch, Incarnation};
 use radic_wire::limits;
-use radic_wire::log::{CutStreams, Ends, FromProtector, GREETING, Greeting, NewCauses, Span, ToProtector};
+use radic_wire::log::{CutStreams, Ends, FromProtector, GREETING, Greeting, NewCauses, ToProtector};
+use radic_wire::span::Span;
 
 use crate::Inputs;
 use crate::values::{address, connection, process, stream, written};

@@ -14,10 +14,11 @@ use radic_wire::frame::{FrameReader, encode_into};
 use radic_wire::ids::{BootId, Incarnation, NodeId};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, Span, ToProtector};
+use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::record::{Opener, Sealer};
+use radic_wire::span::Span;
 
 use crate::Inputs;
 use crate::input::Input;

@@ -5,8 +5,9 @@ use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, JobId, Rank};
 use radic_wire::job::OutputStream;
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{HeldStream, Span};
+use radic_wire::log::HeldStream;
 use radic_wire::mac::{JobKey, MAC, Purpose};
+use radic_wire::span::Span;
 use radic_wire::suspension::{HEAD, MAGIC, Manifest, ManifestError, SavedFile, SavedImage, SavedRank, Unprinted, VERSION};
 use serde_bytes::ByteBuf;
 

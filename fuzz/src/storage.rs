@@ -3,8 +3,9 @@
 
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, HeldLog, LogPart, Span, ToProtector};
+use radic_wire::log::{FromProtector, HeldLog, LogPart, ToProtector};
 use radic_wire::process::PayloadMode;
+use radic_wire::span::Span;
 
 use crate::Inputs;
 use crate::input::Input;

@@ -16,7 +16,8 @@
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::Determinant;
 use radic_wire::limits;
-use radic_wire::log::{NewCauses, Span};
+use radic_wire::log::NewCauses;
+use radic_wire::span::Span;
 
 use crate::clocks::Clocks;
 use crate::error::Error;

@@ -29,6 +29,7 @@ pub mod connect;
 pub mod connection;
 mod context;
 mod error;
+pub mod found;
 pub mod frames;
 pub mod gate;
 pub mod haste;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use radic_wire::determinant::StreamId;
 use radic_wire::limits;
-use radic_wire::log::Span;
+use radic_wire::span::Span;
 
 use crate::error::Error;
 use crate::ring::Ring;

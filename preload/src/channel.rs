@@ -52,6 +52,9 @@ pub struct Channel {
     buffer: Box<[u8]>,
 }
 
+/// The connections of a session: for the journal, and for what is large.
+pub(crate) type Channels = (Channel, Channel);
+
 /// Connects to the log service at `address`, each proves itself to the other: the socket, and what records are made and opened with there.
 pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<(OwnedFd, Sealer, Opener), Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

@@ -60,6 +60,11 @@ pub fn kind(fd: i32) -> Kind {
     }
 }
 
+/// Whether a protected connection is behind `fd`.
+pub(crate) fn is_connection(fd: i32) -> bool {
+    matches!(kind(fd), Kind::Connection | Kind::Alias)
+}
+
 /// Whether calls on `fd` wait, as far as its flags say. Known for connections and listeners.
 pub fn is_blocking(fd: i32) -> bool {
     entry(fd).is_none_or(|entry| entry.load(Ordering::Relaxed) & NONBLOCKING == 0)

@@ -7,21 +7,27 @@
 //! Here is what the layer is made of; what it does is in a file for each subject.
 
 mod asking;
-mod ending;
+pub(crate) mod doubts;
 mod framing;
 mod giving_way;
 mod held;
+pub(crate) mod imaging;
 mod joining;
+mod linking;
 mod patience;
+mod restart;
 mod sending;
+mod session;
 mod shipping;
+mod swapping;
 mod tending;
+mod under_way;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use giving_way::Vain;
 use radic_observer::Observer;
@@ -36,40 +42,25 @@ use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
 use rustix::io::Errno;
 
-use crate::channel::Channel;
+use crate::calls::Calls;
+use crate::channel::{Channel, Channels};
 use crate::fds::{self, Kind};
 use crate::image::Images;
 use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::lock::Lock;
 use crate::node::Node;
-use crate::ops::calls::Calls;
-use crate::ops::kernel::Used;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
-use crate::session::Channels;
 use crate::threads;
+use crate::used::Used;
 
-pub use ending::{diverged, end_process, fail, sure};
 pub use held::{Held, adopt, enter, enter_again, enter_for_connection, enter_if_free, rest, try_enter};
 pub use joining::{JoinError, Joined, join, start};
 pub use sending::make_room;
 pub use tending::{AWAITED, leave, tend_in_passing};
 
-/// How far the process is, as its calls see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Phase {
-    /// Every call passes through: this process is not protected, or is a child of one that is.
-    Off,
-    /// Calls are watched.
-    Active,
-    /// The process is at its end, and all of it is safe. The kernel ends its threads in a moment.
-    Left,
-}
-
-static PHASE: AtomicU8 = AtomicU8::new(Phase::Off as u8);
 /// A checkpoint is wanted and has not begun.
 static DUE: AtomicBool = AtomicBool::new(false);
 /// Some connection has bytes that its socket has not taken: calls that pass through look after them too.
@@ -77,34 +68,13 @@ static UNSENT: AtomicBool = AtomicBool::new(false);
 static LAYER: Lock<Option<Layer>> = Lock::new(None);
 
 thread_local! {
-    /// This thread is inside the layer: a signal's handler that calls a hook finds it so.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
     /// This thread has ended the process, or has waited once for the kernel to do so: it goes on.
     static LEAVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether calls are watched at all.
-pub fn is_active() -> bool {
-    PHASE.load(Ordering::Relaxed) == Phase::Active as u8
-}
-
-fn set_phase(phase: Phase) {
-    PHASE.store(phase as u8, Ordering::Release);
-}
-
-/// Lets every call pass through from now on: this is a child, or the process ends at once.
-pub fn switch_off() {
-    set_phase(Phase::Off);
-}
-
 /// Where a thread waits that wants the layer while another one has it.
-pub fn lock_address() -> usize {
+fn lock_address() -> usize {
     LAYER.address()
-}
-
-/// Whether the calling thread is inside the layer.
-pub fn is_inside() -> bool {
-    INSIDE.get()
 }
 
 /// A checkpoint is to be made as soon as the layer is free.
@@ -152,39 +122,39 @@ pub struct Arrived {
 #[derive(Debug)]
 pub struct Layer {
     /// The state machines.
-    pub observer: Observer,
+    pub(crate) observer: Observer,
     /// The protector of this process's own node.
-    pub node: Node,
+    pub(crate) node: Node,
     /// Of a process that is replayed offline: the connection to the command, which stands in for its peers and its protector.
     pub(crate) replayer: Option<Replayer>,
     /// Standard output and standard error.
-    pub outputs: Outputs,
+    pub(crate) outputs: Outputs,
     /// Standard input.
-    pub input: InputPipe,
+    pub(crate) input: InputPipe,
     /// What it was told of the processor's time.
-    pub used: Used,
+    pub(crate) used: Used,
     /// The connection to the process manager.
-    pub pmi: Pmi,
+    pub(crate) pmi: Pmi,
     /// Links that are not up, and how they come up again.
-    pub links: Links,
+    pub(crate) links: Links,
     /// Their sockets.
-    pub sockets: Sockets,
+    pub(crate) sockets: Sockets,
     /// Checkpoints.
-    pub images: Images,
+    pub(crate) images: Images,
     /// What was accepted and not given to the program yet.
-    pub arrived: Vec<Arrived>,
+    pub(crate) arrived: Vec<Arrived>,
     /// By descriptor, both ends' addresses, as the program saw them in its first incarnation.
-    pub names: BTreeMap<i32, Names>,
+    pub(crate) names: BTreeMap<i32, Names>,
     /// By descriptor, the address of a socket that has one and no peer, as the program saw it in its first incarnation.
-    pub bound: BTreeMap<i32, SocketAddr>,
+    pub(crate) bound: BTreeMap<i32, SocketAddr>,
     /// Calls that reach no protected process.
-    pub calls: Calls,
+    pub(crate) calls: Calls,
     /// Where the program listens.
-    pub listeners: Vec<(i32, SocketAddr)>,
+    pub(crate) listeners: Vec<(i32, SocketAddr)>,
     /// Further descriptors of connections, and the one that the observer knows.
-    pub aliases: Vec<(i32, i32)>,
+    pub(crate) aliases: Vec<(i32, i32)>,
     /// The job's key.
-    pub key: JobKey,
+    pub(crate) key: JobKey,
     /// Keys for greetings to processes of other jobs.
     foreign: Vec<(ConnectionId, JobKey)>,
     /// A short frame, as it leaves; kept for its room.
@@ -227,6 +197,11 @@ impl Layer {
     /// Whether this process catches up with a log: sockets that its program makes meanwhile have no peer yet.
     pub fn is_replayed(&self) -> bool {
         self.replayer.is_some() || self.observer.is_replaying()
+    }
+
+    /// How much of standard input the program has read, in all its incarnations; none: that is not known.
+    fn input_read(&self) -> Option<u64> {
+        (!self.input.inherited).then(|| self.observer.input_read())
     }
 
     /// The socket of the journal: its address is the one that peers can reach.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-use crate::image;
+use crate::nudge;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -101,7 +101,7 @@ impl<T> Drop for Guard<'_, T> {
         if before == AWAITED {
             _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
         }
-        image::make_up();
+        nudge::make_up();
     }
 }
 

@@ -29,6 +29,8 @@ use radic_wire::mac::SECRET_ALIGN;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
+use apart::PAGE;
+
 use crate::lock::{Guard, Lock};
 
 /// Where it lies: below what `ckpt/src/arena.rs` uses, above the counters (`radic_wire::process::counters`).
@@ -41,8 +43,6 @@ pub const SECRET_BASE: usize = 0x3b08_0000_0000;
 const SECRET_SPAN: usize = 64 << 20;
 /// Alignment that every block has.
 const GRAIN: usize = 16;
-/// Largest alignment that a block can have: a page.
-const PAGE: usize = 4096;
 /// Freed blocks of at least this many bytes give their pages back.
 const LARGE: usize = 128 << 10;
 /// Sizes of 16, 32, 48, 64, then four to each doubling up to 4 GiB.

@@ -7,48 +7,40 @@
 //! itself. Names that it has published were known to its node, which may be gone: it publishes them again when its log is over.
 
 use std::collections::VecDeque;
-use std::io::{IoSlice, IoSliceMut};
 
-use radic_observer::connection::Phase;
-use radic_observer::{Input, Wait};
-use radic_wire::determinant::KernelCall;
 use radic_wire::limits;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::RecvFlags;
 
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer, sure};
-use crate::ops::{await_turn_of_output, take_turns, takes_turns, wait};
 use crate::sys;
 
-/// Longest question that is kept: a line of PMI-1 is shorter, spawning included.
-const QUESTION: usize = 64 << 10;
 /// Time for the node to take a line, in milliseconds.
-const TAKEN_MS: u64 = 10_000;
+pub(crate) const TAKEN_MS: u64 = 10_000;
 
 /// Where the conversation stands.
 #[derive(Debug)]
-pub struct Pmi {
+pub(crate) struct Pmi {
     /// The program's descriptor.
     fd: Option<i32>,
-    conversation: Conversation,
+    pub(crate) conversation: Conversation,
 }
 
 /// What was said.
 #[derive(Debug, Default)]
-struct Conversation {
+pub(crate) struct Conversation {
     /// What was written since the last answer.
-    question: Vec<u8>,
+    pub(crate) question: Vec<u8>,
     /// It has not left yet: its answer may be in the log.
-    held: bool,
+    pub(crate) held: bool,
     /// What came of its answer.
     answer: Vec<u8>,
     /// Bytes that come once more and are not for the program.
     skip: usize,
     /// Lines that the node is told again, and whether it was told the first one and has not answered.
-    again: VecDeque<Vec<u8>>,
-    telling: bool,
+    pub(crate) again: VecDeque<Vec<u8>>,
+    pub(crate) telling: bool,
     /// Questions by which the names that it has published now were published.
     published: Vec<Vec<u8>>,
     /// The process has come back, and its log was not over yet.
@@ -65,13 +57,13 @@ struct Conversation {
 const STARTING_NS: u64 = 30_000_000_000;
 
 /// Whether a line is this command.
-fn says(line: &[u8], command: &str) -> bool {
+pub(crate) fn says(line: &[u8], command: &str) -> bool {
     let rest = line.strip_prefix(b"cmd=").and_then(|line| line.strip_prefix(command.as_bytes()));
     rest.is_some_and(|rest| rest.first().is_none_or(|next| next.is_ascii_whitespace()))
 }
 
 impl Conversation {
-    fn handle_written(&mut self, bytes: &[u8]) {
+    pub(crate) fn handle_written(&mut self, bytes: &[u8]) {
         let from = self.question.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         self.question.extend_from_slice(bytes);
         for line in self.question[from..].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
@@ -83,7 +75,7 @@ impl Conversation {
     }
 
     /// These bytes of an answer came. How many of the first are not for the program.
-    fn handle_read(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) fn handle_read(&mut self, bytes: &[u8]) -> usize {
         let skipped = self.skip.min(bytes.len());
         self.skip -= skipped;
         self.handle_answer(&bytes[skipped..], false);
@@ -91,7 +83,7 @@ impl Conversation {
     }
 
     /// The program gets these bytes of an answer. Of what the log has answered, the node hears what is to be known there.
-    fn handle_answer(&mut self, bytes: &[u8], from_log: bool) {
+    pub(crate) fn handle_answer(&mut self, bytes: &[u8], from_log: bool) {
         for byte in bytes {
             self.answer.push(*byte);
             if *byte != b'\n' {
@@ -148,20 +140,20 @@ impl Conversation {
     }
 
     /// Nobody listens any more.
-    fn handle_broken(&mut self) {
+    pub(crate) fn handle_broken(&mut self) {
         self.again.clear();
         self.telling = false;
     }
 
     /// The log is over. Before anything else is asked the names are there again: the next question may be to take one back.
-    fn handle_log_over(&mut self) {
+    pub(crate) fn handle_log_over(&mut self) {
         if std::mem::take(&mut self.returns) {
             self.again.extend(self.published.iter().cloned());
         }
     }
 
     /// Whether something comes before what the program asks next.
-    fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.held || self.returns || !self.again.is_empty()
     }
 }
@@ -175,51 +167,51 @@ fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
 impl Pmi {
     /// The connection on the descriptor that the environment names, if there is one. The program may be linked with an MPI
     /// library: then it is about to begin `MPI_Init`.
-    pub fn find(is_linked: bool) -> Self {
+    pub(crate) fn find(is_linked: bool) -> Self {
         let named = std::env::var("PMI_FD").ok().and_then(|text| text.parse().ok());
         let fd = named.filter(|fd| *fd >= 0 && fds::kind(*fd) == Kind::Other && fds::set(*fd, Kind::Pmi, true));
         Pmi { fd, conversation: Conversation { starting: is_linked.then(sys::now), ..Conversation::default() } }
     }
 
     /// The program's descriptor.
-    pub fn fd(&self) -> Option<i32> {
+    pub(crate) fn fd(&self) -> Option<i32> {
         self.fd
     }
 
     /// The program closes it.
-    pub fn handle_closed(&mut self) {
+    pub(crate) fn handle_closed(&mut self) {
         self.fd = None;
     }
 
     /// Fences that the process was let out of, and whether it has said `init`, and `finalize`.
-    pub fn point(&self) -> (u64, (bool, bool)) {
+    pub(crate) fn point(&self) -> (u64, (bool, bool)) {
         let Conversation { fences, initialized, finalized, .. } = self.conversation;
         (fences, (initialized, finalized))
     }
 
     /// `MPI_Init` has returned.
-    pub fn handle_initialized(&mut self) {
+    pub(crate) fn handle_initialized(&mut self) {
         self.conversation.starting = None;
     }
 
     /// Whether the program is in the middle of `MPI_Init`, or before it: what happens there cannot be done again by one process
     /// alone (docs/design.md). So an image that is made now would be of no use as soon as other ranks have passed it.
-    pub fn is_starting(&self) -> bool {
+    pub(crate) fn is_starting(&self) -> bool {
         self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }
 
     /// There is a new connection on the old number.
-    pub fn handle_restored(&mut self) {
+    pub(crate) fn handle_restored(&mut self) {
         self.conversation.handle_restored();
     }
 
     /// What a waiting call listens to here.
-    pub fn awaited(&self) -> Option<(i32, PollFlags)> {
+    pub(crate) fn awaited(&self) -> Option<(i32, PollFlags)> {
         self.fd.filter(|_| self.conversation.telling).map(|fd| (fd, PollFlags::IN))
     }
 
     /// Lets leave what is next, and hears the answers to what was told again. An error: the connection is gone, as whatever needs it next finds out.
-    fn drive(&mut self, is_over: bool) -> Result<(), Errno> {
+    pub(crate) fn drive(&mut self, is_over: bool) -> Result<(), Errno> {
         let Some(fd) = self.fd else { return Ok(()) };
         let mut room = [0; 256];
         loop {
@@ -238,136 +230,6 @@ impl Pmi {
             }
         }
     }
-}
-
-impl Layer {
-    /// Lets leave what the process manager is to be told or asked.
-    pub fn tend_pmi(&mut self) {
-        if self.replayer.is_none() && self.pmi.conversation.is_behind() {
-            let is_over = self.observer.phase() != Phase::Replaying;
-            if is_over {
-                self.pmi.conversation.handle_log_over();
-            }
-            if self.pmi.drive(is_over).is_err() {
-                self.pmi.conversation.handle_broken();
-            }
-        }
-    }
-
-    /// The program closes the connection, or ends: its node hears first what it is to be told again.
-    pub fn finish_pmi(&mut self) {
-        let until = sys::now() + TAKEN_MS * 1_000_000;
-        while self.replayer.is_none() && !self.pmi.conversation.again.is_empty() && sys::now() < until {
-            self.tend_pmi();
-            match self.pmi.awaited() {
-                Some((fd, events)) => _ = sys::wait_for(sys::borrow(fd), events, TAKEN_MS / 100),
-                None => return,
-            }
-        }
-    }
-}
-
-/// `read` and its kin on the connection. None: it is not there.
-pub fn receive(fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter()?;
-    layer.pmi.fd.filter(|known| *known == fd)?;
-    Some(read(layer, fd, parts, dont_wait || !fds::is_blocking(fd)))
-}
-
-fn read(mut layer: Held, fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Result<usize, Errno> {
-    let Some(part) = parts.iter_mut().find(|part| !part.is_empty()) else { return Ok(0) };
-    let most = part.len().min(limits::ANSWER);
-    let (part, thread) = (&mut part[..most], layer.thread());
-    loop {
-        match sure(layer.observer.launcher(thread, part, !dont_wait)) {
-            Input::Again(count) => {
-                layer.pmi.conversation.handle_answer(&part[..count], true);
-                layer.tend_pmi();
-                layer.ship();
-                return Ok(count);
-            }
-            Input::Live => {
-                // When a process is replayed alone, nothing answers what its log does not hold.
-                layer.tend_pmi();
-                let count = if layer.replayer.is_some() { None } else { take(&mut layer, fd, part)? };
-                match count {
-                    Some(count) => return Ok(count),
-                    None if dont_wait => {
-                        sure(layer.observer.handle_nothing(thread));
-                        layer.note_nothing();
-                        return Err(Errno::AGAIN);
-                    }
-                    None => {
-                        layer.end_replay_that_waits();
-                        layer = wait(layer, &[(fd, PollFlags::IN)], None)?;
-                    }
-                }
-            }
-            Input::Nothing => {
-                layer.note_nothing();
-                return Err(Errno::AGAIN);
-            }
-            Input::Wait(Wait::Event) if !takes_turns(&layer) => layer = wait(layer, &[(fd, PollFlags::IN)], None)?,
-            Input::Wait(other) => layer = take_turns(layer, other)?,
-        }
-    }
-}
-
-/// Bytes of the answer to the program's question, as an outcome; 0: the connection has ended. None: there are none yet.
-fn take(layer: &mut Layer, fd: i32, part: &mut [u8]) -> Result<Option<usize>, Errno> {
-    // What comes first is not for the program.
-    if layer.pmi.conversation.telling || layer.pmi.conversation.held {
-        return Ok(None);
-    }
-    loop {
-        let count = match rustix::net::recv(sys::borrow(fd), &mut *part, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Ok(Some(0)),
-            Ok((_, count)) => count,
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(Errno::INTR) => continue,
-            Err(error) => return Err(error),
-        };
-        let skipped = layer.pmi.conversation.handle_read(&part[..count]);
-        part.copy_within(skipped..count, 0);
-        let count = count - skipped;
-        if count > 0 {
-            let thread = layer.thread();
-            sure(layer.observer.handle_kernel(thread, KernelCall::Launcher, &part[..count]));
-            layer.ship();
-            return Ok(Some(count));
-        }
-    }
-}
-
-/// `write` and its kin on the connection. None: it is not there.
-pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
-    let mut layer = layer::enter()?;
-    layer.pmi.fd.filter(|known| *known == fd)?;
-    // It leaves the process, too (G1).
-    layer = match await_turn_of_output(layer) {
-        Ok(layer) => layer,
-        Err(error) => return Some(Err(error)),
-    };
-    layer.pass_gate_of_output();
-    let Some(part) = parts.iter().find(|part| !part.is_empty()) else { return Some(Ok(0)) };
-    if layer.pmi.conversation.question.len() + part.len() > QUESTION {
-        layer.note("it asks its process manager something very long: that may be lost in a restart");
-        layer.pmi.conversation.question.clear();
-    }
-    // What the log may answer is not asked again. In `radic replay` there is no process manager, and nothing leaves.
-    let is_replayed = layer.replayer.is_some() || layer.observer.phase() == Phase::Replaying;
-    // An abort has no answer.
-    let waits = (is_replayed || layer.pmi.conversation.is_behind()) && !says(part, "abort");
-    let sent = if waits || layer.replayer.is_some() {
-        layer.pmi.conversation.held = true;
-        Ok(part.len())
-    } else {
-        rustix::net::send(sys::borrow(fd), part, SendFlags::NOSIGNAL)
-    };
-    if let Ok(count) = sent {
-        layer.pmi.conversation.handle_written(&part[..count]);
-    }
-    Some(sent)
 }
 
 #[cfg(test)]

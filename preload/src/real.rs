@@ -1,4 +1,5 @@
-//! The C library's functions that redhook cannot find for [`crate::hooks`], because not every C library has them; and its `errno`.
+//! The C library's functions that redhook cannot find for `hooks`, because not every C library has them; those that the library itself calls, too; and
+//! `errno`.
 //!
 //! redhook panics about a function that is not there, so with one of these no program would start where it is missing. Here its call fails with ENOSYS. The
 //! oldest C library that Rust supports is glibc 2.17: what came later is in this table.
@@ -8,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use libc::{FILE, clock_t, epoll_event, mode_t, rusage, sigset_t, size_t, ssize_t, timespec, timeval, tms};
+use libc::{FILE, clock_t, epoll_event, mode_t, nfds_t, pollfd, rusage, sigset_t, size_t, ssize_t, timespec, timeval, tms};
 
 /// The C library's `errno` of the calling thread.
 pub fn errno() -> c_int {
@@ -95,6 +96,10 @@ functions! {
     _Fork() -> c_int = -1;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = -1;
     epoll_pwait2(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int = -1;
+    // All C libraries have these, and the library calls them itself, also below its hooks.
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int = -1;
+    epoll_pwait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int = -1;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int = -1;
     getrandom(to: *mut c_void, length: size_t, flags: c_uint) -> ssize_t = -1;
     getentropy(to: *mut c_void, length: size_t) -> c_int = -1;
     arc4random() -> c_uint = 0;

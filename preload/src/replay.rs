@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::layer::{fail, sure};
+use crate::ending::{self, fail, sure};
 use crate::{standstill, sys};
 
 /// Time for the command to answer, in milliseconds.
@@ -144,7 +144,7 @@ impl Replayer {
     /// It goes no further.
     pub fn end(&mut self, why: &str) -> ! {
         _ = self.send(&ToReplayer::Ended(why.to_owned()));
-        crate::layer::end_process(0)
+        ending::end_process(0)
     }
 
     /// What the call waits for.

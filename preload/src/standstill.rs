@@ -3,46 +3,30 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
-use std::time::Duration;
 
-use radic_observer::standstill::Asked;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use crate::layer::{self, Layer, sure};
 use crate::sys;
 
-impl Layer {
-    /// The calling thread is about to wait until its turn comes. If no thread can go on, the reading of a clock that is next in the log is not made any more.
-    pub(crate) fn look_at_standstill(&mut self) -> Asked {
-        let now = Duration::from_nanos(sys::now());
-        let Layer { standstill, observer, replayer, .. } = self;
-        let asked = standstill.handle_wait(observer, now);
-        let is_still = |waiting| all_but(waiting).is_ok_and(|still| still);
-        if sure(standstill.handle_look(observer, now, is_still)) {
-            replayer.iter_mut().for_each(|replayer| replayer.look(observer));
-        }
-        asked
-    }
-}
-
 /// Whether the calling thread is the process's only one, also if others have made no call yet.
-pub fn is_alone() -> bool {
+pub(crate) fn is_alone() -> bool {
     /// Links of a folder without folders in it: each thread has one in it.
     const OWN: u64 = 2;
     rustix::fs::stat("/proc/self/task").is_ok_and(|folder| folder.st_nlink <= OWN + 1)
 }
 
-/// Whether all of the process's threads but this many, which wait in the layer, wait in the kernel without a limit of time.
-fn all_but(waiting: usize) -> Result<bool, Errno> {
+/// Whether all of the process's threads but this many, which wait in the layer, wait in the kernel without a limit of time. A
+/// thread that waits for the `lock` of the layer at this address does not.
+pub(crate) fn all_but(waiting: usize, lock: usize) -> Result<bool, Errno> {
     let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY)?;
     let mut room = [MaybeUninit::uninit(); 2048];
     let (mut entries, mut others) = (RawDir::new(&tasks, &mut room), 0);
     while let Some(entry) = entries.next() {
         let entry = entry?;
-        if entry.file_name().to_bytes().first().is_some_and(u8::is_ascii_digit) && !waits(&tasks, entry.file_name())? {
+        if entry.file_name().to_bytes().first().is_some_and(u8::is_ascii_digit) && !waits(&tasks, entry.file_name(), lock)? {
             others += 1;
             if others > waiting {
                 return Ok(false);
@@ -57,14 +41,14 @@ fn open(at: impl AsFd, path: impl Arg, flags: OFlags) -> Result<OwnedFd, Errno> 
 }
 
 /// Whether the thread of this number waits without a limit of time, outside the layer. One that has ended meanwhile does nothing either.
-fn waits(tasks: &OwnedFd, thread: &CStr) -> Result<bool, Errno> {
+fn waits(tasks: &OwnedFd, thread: &CStr, lock: usize) -> Result<bool, Errno> {
     let path = [thread.to_bytes(), b"/syscall"].concat();
     let mut text = [0; 256];
     let count = match open(tasks, path, OFlags::empty()).and_then(|file| rustix::io::read(file, &mut text)) {
         Err(Errno::NOENT | Errno::SRCH) => return Ok(true),
         other => other?,
     };
-    Ok(str::from_utf8(&text[..count]).is_ok_and(|text| Call::of(text).is_some_and(Call::waits)))
+    Ok(str::from_utf8(&text[..count]).is_ok_and(|text| Call::of(text).is_some_and(|call| call.waits(lock))))
 }
 
 /// The system call in which a thread is: its number, and its first arguments.
@@ -83,12 +67,12 @@ impl Call {
         Some(Call(number, arguments))
     }
 
-    /// Whether it waits until another thread, or another process, does something.
-    fn waits(self) -> bool {
+    /// Whether it waits until another thread, or another process, does something, and not for the lock at this address.
+    fn waits(self, lock: usize) -> bool {
         let Call(number, [first, second, third, fourth, fifth]) = self;
         let for_ever = |time: u64| (time as i32) < 0;
         match number {
-            libc::SYS_futex => is_wait(second) && fourth == 0 && first != layer::lock_address() as u64,
+            libc::SYS_futex => is_wait(second) && fourth == 0 && first != lock as u64,
             libc::SYS_read | libc::SYS_readv => can_wait(first as i32),
             libc::SYS_poll => for_ever(third),
             libc::SYS_epoll_wait | libc::SYS_epoll_pwait => for_ever(fourth),
@@ -121,14 +105,17 @@ mod tests {
 
     use super::*;
 
+    /// Where the layer's lock is.
+    const LOCK: usize = 0x7f00;
+
     #[test]
     fn calls_that_wait_without_a_limit_of_time() {
-        let call = |text: &str| Call::of(text).is_some_and(Call::waits);
+        let call = |text: &str| Call::of(text).is_some_and(|call| call.waits(LOCK));
         assert!(!call("running") && !call("") && !call("-1 0x7ffd0 0x7f5a") && !call("0 0x3"));
         assert!(call("202 0x7f5a 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd0 0x7f5a"), "a wait for a condition");
         assert!(!call("202 0x7f5a 0x189 0x0 0x7ffd8 0x0 0xffffffff 0x7ffd0 0x7f5a"), "one with a limit");
         assert!(!call("202 0x7f5a 0x81 0x1 0x0 0x0 0x0 0x7ffd0 0x7f5a"), "a wake");
-        let lock = format!("202 {:#x} 0x80 0x2 0x0 0x0 0x0 0x7ffd0 0x7f5a", layer::lock_address());
+        let lock = format!("202 {:#x} 0x80 0x2 0x0 0x0 0x0 0x7ffd0 0x7f5a", LOCK);
         assert!(!call(&lock), "it waits for the layer");
         assert!(
             call("7 0x7f5a 0x1 0xffffffff 0x0 0x0 0x0 0x7ffd0 0x7f5a") && !call("7 0x7f5a 0x1 0x5 0x0 0x0 0x0 0x7ffd0 0x7f5a")
@@ -145,7 +132,7 @@ mod tests {
         let tasks = open(rustix::fs::CWD, c"/proc/self/task", OFlags::DIRECTORY).unwrap();
         let looks = |number: i32| {
             let name = std::ffi::CString::new(number.to_string()).unwrap();
-            waits(&tasks, &name).unwrap()
+            waits(&tasks, &name, LOCK).unwrap()
         };
         let becomes = |number: i32, still: bool| {
             let until = Instant::now() + Duration::from_secs(10);

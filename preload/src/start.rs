@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{child, ends, hooks, image, layer, memory, sys};
+use crate::{ending, ends, hooks, layer, memory, ops, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -23,16 +23,18 @@ extern "C" fn construct() {
     radic_ckpt::leave_out(0, memory::secrets());
     radic_ckpt_preload::construct();
     let Some(process) = process() else { return say("RADIC_JOB or RADIC_RANK is missing or malformed") };
-    child::set_home(socket.as_bytes(), process);
+    ops::child::set_home(socket.as_bytes(), process);
     match layer::join(socket.as_bytes(), process) {
         Ok(joined) if joined.protection.protect == Protect::On => {
-            image::register();
+            layer::imaging::register();
             hooks::identity::learn();
             radic_ckpt_preload::refuse_io_uring();
+            // Before calls are watched.
+            ops::time::record(joined.protection.record_time);
             // Before the first image, which has the scale.
             let counter = if joined.protection.record_tsc { hooks::counter::begin() } else { Ok(()) };
             if let Err(error) = layer::start(joined, hooks::mpi::is_linked()) {
-                layer::fail(&error.to_string());
+                ending::fail(&error.to_string());
             }
             if let Err(why) = counter
                 && let Some(mut layer) = layer::enter()
@@ -47,8 +49,8 @@ extern "C" fn construct() {
         }
         Ok(_) => {}
         // The node has told its log why; a child says nothing here, in the middle of its parent's output.
-        Err(layer::JoinError::Refused(_)) => child::begin(),
-        Err(error) => layer::fail(&error.to_string()),
+        Err(layer::JoinError::Refused(_)) => ops::child::begin(),
+        Err(error) => ending::fail(&error.to_string()),
     }
 }
 

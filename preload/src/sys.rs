@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, ReadWriteFlags};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType};
 
 use crate::fds;
 
@@ -115,6 +115,20 @@ pub fn replace(from: BorrowedFd<'_>, to: i32) -> Result<(), Errno> {
     // SAFETY: the number is the program's, which knows nothing of the file behind it; it is not dropped here.
     let mut target = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(to) });
     rustix::io::dup3(from, &mut target, flags)
+}
+
+/// A descriptor with this very number, for a connection that replay accepts again: the program must find it taken.
+#[allow(unsafe_code)]
+pub fn place(fd: i32) -> Result<(), Errno> {
+    // A socket of the same kind: the program sets its options.
+    let new = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None)?;
+    if new.as_raw_fd() == fd {
+        _ = give(new);
+        return Ok(());
+    }
+    // SAFETY: the number is not open, or the program counts on what we put there; it is given to the program, not dropped.
+    let mut target = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+    rustix::io::dup2(&new, &mut target)
 }
 
 /// An option as the kernel has it. None: it does not have it.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use radic_observer::Observer;
 
-use crate::layer::sure;
+use crate::ending::sure;
 
 /// The place of a thread that has none.
 const NONE: u32 = u32::MAX;

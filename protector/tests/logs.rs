@@ -31,12 +31,13 @@ use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, ToProtector};
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, OFFER, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::peer::Answer;
 use radic_wire::process::Protection;
 use radic_wire::record::{Cover, OVERHEAD, RECORD};
+use radic_wire::span::Span;
 use tokio::sync::mpsc::Receiver;
 
 /// Nothing here takes longer unless it hangs.

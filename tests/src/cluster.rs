@@ -15,6 +15,7 @@ use crate::client::{Client, Events};
 use crate::command::{Finished, Invocation, Running, tail};
 use crate::frames::Switch;
 use crate::leftovers::{ClusterDir, SharedMemory};
+use crate::namespace;
 use crate::netns::{self, Network};
 use crate::process::{self, MARK, Process};
 use crate::sockets;
@@ -36,7 +37,7 @@ pub enum Kind {
 impl Kind {
     /// The kinds that are possible here. Why one is not is printed.
     pub fn all() -> Vec<Kind> {
-        match netns::available() {
+        match namespace::available() {
             Ok(()) => vec![Kind::Logical, Kind::Namespaces],
             Err(why) => {
                 println!("SKIPPED: no nodes in network namespaces: {why}");

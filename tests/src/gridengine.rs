@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::cluster::{Cluster, program};
 use crate::command::{Invocation, Running};
-use crate::{netns, process};
+use crate::{namespace, process};
 
 /// Where Debian has its programs.
 const PROGRAMS: &str = "/usr/lib/gridengine";
@@ -33,7 +33,7 @@ pub fn missing() -> Option<String> {
     if !programs {
         return Some("there is no Grid Engine: RADIC_DEPS=gridengine scripts/deps.sh, or `make gridengine`".to_owned());
     }
-    netns::available().err()
+    namespace::available().err()
 }
 
 /// A host: a network namespace, held by a process of the cluster.

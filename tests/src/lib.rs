@@ -9,6 +9,8 @@
 //! processes ([`process`]), events of the cluster ([`client`]). Every wait has a limit.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod circles;
 pub mod client;
 pub mod cluster;
 pub mod command;
@@ -18,6 +20,7 @@ pub mod frames;
 pub mod gridengine;
 pub mod leftovers;
 pub mod library;
+pub mod namespace;
 pub mod netns;
 pub mod process;
 pub mod protection;

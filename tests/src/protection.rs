@@ -1,8 +1,8 @@
 //! What a protected job's processes say about themselves, and what must be true of all of them.
 
 use radic_wire::ids::JobId;
-use radic_wire::local::ProcessInfo;
 use radic_wire::process::Counters;
+use radic_wire::report::ProcessInfo;
 
 use crate::cluster::Cluster;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::netns::inside;
+use crate::namespace::inside;
 use crate::random::Random;
 
 /// Bytes that are read at once.

@@ -17,7 +17,8 @@ use radic_tests::recovery::{HOSTS, PLAIN, PROGRAMS, SOON, any_library, command_o
 use radic_tests::{Running, recovery};
 use radic_wire::event::EventName;
 use radic_wire::ids::JobId;
-use radic_wire::local::{ClusterStatus, NodeState, ProcessInfo};
+use radic_wire::local::{ClusterStatus, NodeState};
+use radic_wire::report::ProcessInfo;
 
 /// Runs of one program, so that deaths in a row find it still running.
 const LONG: (&str, &[&str]) = ("rounds", &["--rounds", "2000", "--mib", "2", "--pause", "1"]);

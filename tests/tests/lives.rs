@@ -16,7 +16,7 @@ use radic_tests::random::Random;
 use radic_tests::recovery::{RANKS, SOON, command_of, due, expect_same, first_checkpoints};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
-use radic_wire::local::ProcessInfo;
+use radic_wire::report::ProcessInfo;
 
 /// Images in quick succession: as soon as a process is live, and all the time.
 const FLAGS: &str = "--protect on --ckpt-interval 0.15";

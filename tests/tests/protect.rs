@@ -10,7 +10,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::{INTEL, LIBRARIES, Library, MPICH, OPENMPI, OPENMPI5, script};
 use radic_tests::protection::{ON, Protected, newest_job};
 use radic_wire::event::EventName;
-use radic_wire::local::RankCheckpoint;
+use radic_wire::report::RankCheckpoint;
 
 /// Time for one program.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::MPICH;
-use radic_tests::netns::inside;
+use radic_tests::namespace::inside;
 use radic_tests::protection::Protected;
 use radic_tests::proxy::{Done, Faults, Proxy, say_again};
 use radic_tests::random::Random;

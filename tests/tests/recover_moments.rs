@@ -17,7 +17,7 @@ use radic_tests::recovery::{
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::RankCheckpoint;
+use radic_wire::report::RankCheckpoint;
 
 /// Checkpoints come only when they are asked for.
 const ASKED: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval never";

@@ -9,8 +9,9 @@ use radic_tests::library::MPICH;
 use radic_tests::{Finished, process};
 use radic_wire::event::{Event, EventName};
 use radic_wire::job::{EndReason, JobInfo};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, ProcessInfo};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState};
 use radic_wire::membership::Role;
+use radic_wire::report::ProcessInfo;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 

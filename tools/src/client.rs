@@ -377,6 +377,15 @@ fn connect_socket(node_dir: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
+/// A request that is answered by nothing but its having been carried out.
+pub(crate) fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<(), ClientError> {
+    let mut connection = cluster.connect(avoid)?;
+    match connection.ask(request, ANSWER)? {
+        Reply::Done => Ok(()),
+        other => Err(connection.unexpected(&other)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

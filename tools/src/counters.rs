@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use radic_wire::ids::JobId;
 use radic_wire::job::exit_code;
-use radic_wire::local::{LogSizes, ProcessInfo, RankCheckpoint, Reply, Request};
+use radic_wire::local::{Reply, Request};
 use radic_wire::process::{Counters, Protect};
+use radic_wire::report::{LogSizes, ProcessInfo, RankCheckpoint};
 
-use crate::client::ask_status;
-use crate::client::{ClientError, Cluster};
+use crate::client::{ClientError, Cluster, ask_status};
 use crate::format::{Table, bytes, duration, print, print_json};
 use crate::progress::{Progress, TICK, Unit};
 

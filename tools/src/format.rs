@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use clap::Args;
 use serde::Serialize;
 
 /// Longest cell of a table but for the last column, in characters.
@@ -103,6 +104,14 @@ pub(crate) fn utc(ms: u64) -> String {
     let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     let year = era * 400 + year + carry;
     format!("{year:04}-{month:02}-{date:02}T{:02}:{:02}:{:02}.{ms:03}Z", s / 3600, s / 60 % 60, s % 60)
+}
+
+/// Flags of the commands that print something.
+#[derive(Args)]
+pub(crate) struct Format {
+    /// Print JSON, for programs
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[cfg(test)]

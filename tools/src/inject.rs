@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use radic_wire::event::{Event, EventName};
+use radic_wire::fault::Fault;
 use radic_wire::ids::{NodeName, Rank};
-use radic_wire::local::{ClusterStatus, Fault, Reply, Request};
+use radic_wire::local::{ClusterStatus, Reply, Request};
 
-use crate::client::ask_status;
-use crate::client::{self, ClientError, Cluster, Connection};
+use crate::client::{self, ClientError, Cluster, Connection, ask_status};
 
 /// Time that the event of `--at-event` has to come.
 const EVENT: Duration = Duration::from_secs(600);
@@ -68,7 +68,7 @@ pub(crate) enum InjectCommand {
 /// `radic inject`.
 pub(crate) fn inject(cluster: &Cluster, command: InjectCommand) -> Result<()> {
     match command {
-        InjectCommand::KillRank { job, rank } => crate::done(cluster, None, &Request::KillRank { job, rank: Rank(rank) }),
+        InjectCommand::KillRank { job, rank } => Ok(client::done(cluster, None, &Request::KillRank { job, rank: Rank(rank) })?),
         InjectCommand::KillNode { name, after, at_event } => kill_node(cluster, &name, after, at_event),
         InjectCommand::PauseNode { name, seconds } => cause(cluster, &name, Fault::Pause { ms: seconds.as_millis() as u64 }),
         InjectCommand::CutNode { name, seconds } => cause(cluster, &name, Fault::Cut { ms: seconds.as_millis() as u64 }),
@@ -77,7 +77,7 @@ pub(crate) fn inject(cluster: &Cluster, command: InjectCommand) -> Result<()> {
 
 /// Another node is asked, if there is one: this one might not be able to answer any more.
 fn cause(cluster: &Cluster, name: &NodeName, fault: Fault) -> Result<()> {
-    crate::done(cluster, Some(name.as_str()), &Request::Fault { name: name.clone(), fault })
+    Ok(client::done(cluster, Some(name.as_str()), &Request::Fault { name: name.clone(), fault })?)
 }
 
 fn kill_node(cluster: &Cluster, name: &NodeName, after: Option<Duration>, at_event: Option<EventName>) -> Result<()> {

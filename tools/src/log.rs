@@ -11,7 +11,8 @@ use radic_wire::ids::{NodeName, Rank};
 use radic_wire::job::JobInfo;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{HeldLog, ImageState, LogPart, Span};
+use radic_wire::log::{HeldLog, ImageState, LogPart};
+use radic_wire::span::Span;
 use serde_json::{Value, json};
 
 use crate::client::{self, Cluster, Connection};

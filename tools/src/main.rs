@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use radic_wire::ids::NodeName;
 use radic_wire::job::exit_code;
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::Request;
 
 use crate::client::Cluster;
+use crate::format::Format;
 use crate::record::Record;
 
 mod bench;
@@ -43,6 +44,7 @@ mod record;
 mod remove;
 mod replay;
 mod report;
+mod resume;
 mod run;
 mod session;
 mod show;
@@ -131,7 +133,7 @@ enum Command {
         standard input is read from this terminal from now on. \
         The folder stays, and says from now on that the job has gone on: as long as the job does not run it can be resumed from there again by this command, \
         but `radic run --resume-from` wants --resume-again for that.")]
-    Resume(suspend::resume::ResumeArgs),
+    Resume(resume::ResumeArgs),
     /// Look at the logs of protected ranks
     #[command(subcommand)]
     Log(log::LogCommand),
@@ -302,13 +304,6 @@ enum ClusterCommand {
     },
 }
 
-#[derive(Args)]
-struct Format {
-    /// Print JSON, for programs
-    #[arg(long)]
-    json: bool,
-}
-
 fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(code) => ExitCode::from(code),
@@ -347,7 +342,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Kill { job } => kill::kill(&cluster, &job)?,
         Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
         Command::Suspend(args) => suspend::suspend(&cluster, &args)?,
-        Command::Resume(args) => return suspend::resume::resume(&cluster, &args),
+        Command::Resume(args) => return resume::resume(&cluster, &args),
         Command::Log(command) => log::dispatch(&cluster, command)?,
         Command::Replay(args) => replay::replay(&cluster, args)?,
         Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,
@@ -366,15 +361,6 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Man { dir } => manual::write(&dir)?,
     }
     Ok(0)
-}
-
-/// A request that is answered by nothing but its having been carried out.
-fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()> {
-    let mut connection = cluster.connect(avoid)?;
-    match connection.ask(request, client::ANSWER)? {
-        Reply::Done => Ok(()),
-        other => Err(connection.unexpected(&other).into()),
-    }
 }
 
 fn make_key(path: &std::path::Path) -> Result<()> {

@@ -27,9 +27,10 @@ use radic_wire::determinant::{Determinant, StreamId};
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::ids::Rank;
 use radic_wire::limits;
-use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart};
 use radic_wire::process::PayloadMode;
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
+use radic_wire::span::Span;
 use serde::Serialize;
 
 use crate::client::Cluster;

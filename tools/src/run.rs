@@ -22,9 +22,9 @@ use crate::client::{self, Cluster};
 use crate::format::{print, print_json, report};
 use crate::outcome::Usage;
 use crate::protection::{Decision, ProtectionArgs};
+use crate::resume::Resume;
 use crate::suspend::content::{self, Saved, Source};
 use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
-use crate::suspend::resume::Resume;
 use crate::{doctor, launch, mpi, session};
 
 /// Flags of `radic run`.

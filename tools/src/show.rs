@@ -190,7 +190,7 @@ fn list(names: &[&str]) -> String {
 pub(crate) mod tests {
     use radic_wire::ids::{JobId, Rank};
     use radic_wire::job::{EndReason, Outcome};
-    use radic_wire::local::RankInfo;
+    use radic_wire::report::RankInfo;
 
     use super::*;
 

@@ -5,10 +5,8 @@ use clap::Subcommand;
 use radic_wire::local::{NodeInfo, NodeState};
 use radic_wire::membership::Role;
 
-use crate::Format;
-use crate::client::Cluster;
-use crate::client::ask_status;
-use crate::format::{Table, print, print_json};
+use crate::client::{Cluster, ask_status};
+use crate::format::{Format, Table, print, print_json};
 
 #[derive(Subcommand)]
 pub(crate) enum SpareCommand {
@@ -64,7 +62,7 @@ fn table(nodes: &[NodeInfo]) -> String {
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::{JobId, Rank};
-    use radic_wire::local::RankInfo;
+    use radic_wire::report::RankInfo;
 
     use super::*;
     use crate::show;

@@ -16,10 +16,12 @@ use nix::unistd::Pid;
 use radic_wire::frame::{FrameReader, encode_into};
 use radic_wire::ids::{BootId, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Placement};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
-use radic_wire::log::{HeldImage, HeldLog, ImageState, LineMark, LogPart, Span};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::log::{HeldImage, HeldLog, ImageState, LineMark, LogPart};
 use radic_wire::membership::Role;
 use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
+use radic_wire::report::RankCheckpoint;
+use radic_wire::span::Span;
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 use serde_bytes::ByteBuf;
 

@@ -11,9 +11,10 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use radic_wire::ids::JobId;
-use radic_wire::local::{LogSizes, NodeStatus, ProcessInfo};
+use radic_wire::local::NodeStatus;
 use radic_wire::membership::Role;
 use radic_wire::process::Counters;
+use radic_wire::report::{LogSizes, ProcessInfo};
 
 /// What the answer is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

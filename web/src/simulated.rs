@@ -14,12 +14,10 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::JobInfo;
-use radic_wire::local::{
-    ClusterStatus, LogSizes, NodeInfo, NodeState, NodeStatus, ProcessInfo, RankInfo, Reply, Request, SOCKET_NAME, Traffic,
-};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, NodeStatus, Reply, Request, SOCKET_NAME, Traffic};
 use radic_wire::membership::Role;
-use radic_wire::peer::Report;
 use radic_wire::process::{Counters, PayloadMode, Protect};
+use radic_wire::report::{LogSizes, ProcessInfo, RankInfo, Report};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
 /// Time between two events.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::ids::Rank;
-use crate::log::Span;
+use crate::span::Span;
 
 /// What a process depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::ids::{JobId, NodeId, NodeName, Rank};
+use crate::ids::{Epoch, JobId, NodeId, NodeName, Rank};
 use crate::limits;
 use crate::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 
@@ -385,6 +385,21 @@ pub struct Outcome {
     pub code: i32,
     /// Why.
     pub reason: EndReason,
+}
+
+/// What a protector knows of a job with processes that it may have to bring back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ward {
+    /// The job's epoch.
+    pub epoch: Epoch,
+    /// What runs.
+    pub spec: JobSpec,
+    /// Where its ranks are.
+    pub placement: Placement,
+    /// Fences that were released.
+    pub fence: u64,
+    /// All keys of its key space.
+    pub keys: Vec<(String, String)>,
 }
 
 /// A job as `radic jobs` shows it.

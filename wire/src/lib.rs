@@ -13,7 +13,7 @@
 //!   the hand-written codes of both;
 //! - [`process`]: what observers say to the protector of their own node; [`login`]: how they begin at the log of the next node's;
 //!   [`record`]: how what follows is protected there; [`mac`]: the keys of jobs; [`replay`]: what a process that is replayed offline says;
-//! - [`event`]: what happened, with a timestamp;
+//! - [`report`]: what a node says of itself; [`event`]: what happened, with a timestamp;
 //! - [`limits`]: every bound in one place.
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod channel;
 pub mod codec;
 pub mod determinant;
 pub mod event;
+pub mod fault;
 pub mod frame;
 pub mod ids;
 pub mod job;
@@ -40,7 +41,9 @@ pub mod peer;
 pub mod process;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod since;
+pub mod span;
 pub mod suspension;
 pub mod token;
 

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::event::Event;
+use crate::fault::Fault;
 use crate::ids::{JobId, NodeName, ProcessId, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::Role;
-use crate::peer::Report;
-use crate::process::{Counters, Protect};
+use crate::report::{LogSizes, ProcessInfo, RankCheckpoint, RankInfo, Report};
 use crate::suspension::{Resumption, Suspension};
 
 /// Name of the unix socket in the directory of a node.
@@ -190,22 +190,6 @@ pub enum Reply {
     Done,
 }
 
-/// A fault of a node that passes, for tests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fault {
-    /// The node's daemon and every process it hosts are stopped.
-    Pause {
-        /// For how long, in milliseconds.
-        ms: u64,
-    },
-    /// The node's links are down.
-    Cut {
-        /// For how long, in milliseconds.
-        ms: u64,
-    },
-}
-
 /// What a member of the cluster is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -218,76 +202,6 @@ pub enum NodeState {
     Dead,
     /// The node left.
     Left,
-}
-
-/// A rank on a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankInfo {
-    /// The rank's job.
-    pub job: JobId,
-    /// The rank's number in the job.
-    pub rank: Rank,
-    /// The process id of the rank on its node.
-    pub pid: u32,
-}
-
-/// A protected process, as `radic status --json` shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessInfo {
-    /// The process's job.
-    pub job: JobId,
-    /// The process's rank in the job.
-    pub rank: Rank,
-    /// Where it runs, or ran.
-    pub node: NodeName,
-    /// The process id there.
-    pub pid: u32,
-    /// Whether it has not ended.
-    pub running: bool,
-    /// How it is protected.
-    pub protect: Protect,
-    /// Whether its library has reported to the protector of its node: what does not run under it is not protected.
-    pub joined: bool,
-    /// Whether it is being brought back, or waits for its first checkpoint at another protector than before.
-    pub degraded: bool,
-    /// What it has counted, if that is known.
-    pub counters: Option<Counters>,
-    /// Processor time that it has used, in milliseconds, if it runs.
-    pub cpu_ms: Option<u64>,
-    /// Whether it is stopped, by SIGSTOP or a debugger.
-    pub stopped: bool,
-    /// What its protector holds of it, and its replica.
-    pub logs: Vec<LogSizes>,
-}
-
-/// How much a node holds of a protected process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogSizes {
-    /// The node.
-    pub node: NodeName,
-    /// Bytes of journal that a restart needs.
-    pub journal: u64,
-    /// Bytes of received payload that a restart needs.
-    pub payload: u64,
-    /// Bytes of its images.
-    pub images: u64,
-    /// The newest committed image.
-    pub committed: Option<u64>,
-    /// Time since it was committed, in milliseconds.
-    pub committed_ms: Option<u64>,
-    /// Why what the process logs is not taken, or not acknowledged, for now: it waits as soon as its senders' memory is full.
-    pub waits: Option<String>,
-}
-
-/// What became of a checkpoint of one rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankCheckpoint {
-    /// The rank.
-    pub rank: Rank,
-    /// Where it runs.
-    pub node: NodeName,
-    /// The number of the committed image, or why there is none.
-    pub result: Result<u64, String>,
 }
 
 /// A node as `radic nodes` shows it.

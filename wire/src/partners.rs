@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use crate::ids::Rank;
-use crate::local::{ProcessInfo, Traffic};
+use crate::local::Traffic;
+use crate::report::ProcessInfo;
 use crate::since::Does;
 
 /// Ranks that are named, at most.

@@ -5,6 +5,7 @@
 //! the protector's `link` module.
 
 mod questions;
+mod standing;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,15 +15,16 @@ use serde_bytes::ByteBuf;
 
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
+use crate::fault::Fault;
 use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use crate::job::{ExitStatus, JobSpec, Outcome, OutputStream, Placement};
-use crate::local::Fault;
+use crate::job::{ExitStatus, JobSpec, Outcome, OutputStream, Placement, Ward};
 use crate::log::ImageRange;
 use crate::membership::{Member, MembershipMessage};
 use crate::process::{Room, StreamEnd};
-
 use crate::suspension::{Resumption, Suspension};
-pub use questions::{Answer, Deaths, Flow, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Report, Revival};
+
+pub use questions::{Answer, Deaths, Flow, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Revival};
+pub use standing::{Left, MpiPhase, Standing, Stood};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,17 +94,6 @@ pub struct SessionId {
     pub node: NodeId,
     /// The node's number for the conversation.
     pub number: u64,
-}
-
-/// How far a process has come with MPI, as its PMI connection shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MpiPhase {
-    /// The process has not called `MPI_Init`: perhaps it is no MPI program.
-    Before,
-    /// The process is between `MPI_Init` and `MPI_Finalize`: others may wait for it.
-    Within,
-    /// The process has called `MPI_Finalize`: no rank waits for it from then on.
-    After,
 }
 
 /// A message between nodes.
@@ -246,56 +237,6 @@ pub enum ToStore {
     /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.
     Remove(Option<Outcome>),
-}
-
-/// What a protector tells the node that has the copies of logs, and stands in for it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
-    /// The host of these ranks.
-    pub host: NodeId,
-    /// What the protector knows of each.
-    pub ranks: Vec<Stood>,
-    /// The job of these ranks.
-    pub ward: Ward,
-}
-
-/// What a protector knows of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stood {
-    /// Which.
-    pub rank: Rank,
-    /// The process's incarnation.
-    pub incarnation: Incarnation,
-    /// The address of the node where the process was first launched, if that is not its host.
-    pub origin: Option<IpAddr>,
-    /// How the process has ended, if it has ended by itself.
-    pub left: Option<Left>,
-}
-
-/// How a process has ended by itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Left {
-    /// How.
-    pub status: ExitStatus,
-    /// How far it had come with MPI.
-    pub phase: MpiPhase,
-    /// The ends of what it has sent.
-    pub finals: Vec<(StreamId, StreamEnd)>,
-}
-
-/// What a protector knows of a job with processes that it may have to bring back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ward {
-    /// The job's epoch.
-    pub epoch: Epoch,
-    /// What runs.
-    pub spec: JobSpec,
-    /// Where its ranks are.
-    pub placement: Placement,
-    /// Fences that were released.
-    pub fence: u64,
-    /// All keys of its key space.
-    pub keys: Vec<(String, String)>,
 }
 
 /// All that a node needs to bring a process back.

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::ids::{JobId, Rank};
-use crate::local::{ClusterStatus, ProcessInfo};
+use crate::local::ClusterStatus;
 use crate::process::{Counters, Protect};
+use crate::report::ProcessInfo;
 
 /// The state of the cluster, and when it was asked for.
 #[derive(Debug, Clone)]

@@ -12,12 +12,12 @@ use serde_bytes::ByteBuf;
 
 use crate::codec;
 use crate::ids::{Incarnation, JobId, Rank};
-use crate::job::OutputStream;
+use crate::job::{OutputStream, Ward};
 use crate::key::ClusterKey;
 use crate::limits;
-use crate::log::{HeldStream, Span};
+use crate::log::HeldStream;
 use crate::mac::{JobKey, MAC, Purpose};
-use crate::peer::Ward;
+use crate::span::Span;
 
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";

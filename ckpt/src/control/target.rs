@@ -7,7 +7,9 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::{ControlError, Progress, Saved, failed, receive, whole};
+use super::error::{ControlError, failed};
+use super::saved::{Saved, receive};
+use super::whole::{self, Progress};
 use crate::image::format::MAGIC;
 use crate::request::{REFUSAL_MAGIC, Request, SECRET_BYTES, SOCKET_NAME, Secret, advice_message};
 use crate::sigaction::SIGNAL;

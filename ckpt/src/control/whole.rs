@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{ControlError, failed};
+use super::error::{ControlError, failed};
 use crate::image::chain::{Candidates, Merge, Merged, header_of, merge};
 use crate::image::format::Codec;
 use crate::image::meta::Process;

@@ -5,7 +5,8 @@
 //! Numbers are little-endian. Runs come in ascending address order and do not overlap. A page in no run is not there: it reads as zero,
 //! or as the file it belongs to, whatever an image before this one had there.
 
-use super::crc::crc32c;
+use crate::crc::crc32c;
+use crate::page::PAGE;
 
 /// The first eight bytes of every image.
 pub const MAGIC: [u8; 8] = *b"RADICKPT";
@@ -21,10 +22,6 @@ pub const MAX_META_BYTES: usize = 32 << 20;
 pub const MAX_RUN_BYTES: usize = 1 << 20;
 /// Upper bound of the memory of a run that is as in the parent, in bytes.
 pub const MAX_KEPT_BYTES: usize = 1 << 30;
-/// Size of a page in bytes: the only one x86-64 programs see.
-pub const PAGE: u64 = 4096;
-/// The same as a length of what is in memory.
-pub const PAGE_BYTES: usize = PAGE as usize;
 /// First address that no program can use (47-bit user space).
 pub const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 

@@ -5,7 +5,8 @@
 
 use serde::Serialize;
 
-use super::format::{ADDRESS_END, FormatError, PAGE};
+use super::format::{ADDRESS_END, FormatError};
+use crate::page::PAGE;
 
 /// What a region of memory is backed by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

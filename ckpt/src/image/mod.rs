@@ -1,9 +1,7 @@
 //! The image format: written by the engine, checked and read by all else. No unsafe; `read` and `chain` alone do I/O, through
 //! `std::io::Read`, and `chain` looks for files.
 
-// `format` is also part of the restorer, where the checksum is its sibling, too.
-use crate::crc::{self, crc32c};
-
+// `format` is also part of the restorer, which has the checksum and pages by the same names.
 pub mod chain;
 pub mod format;
 pub mod meta;

@@ -5,9 +5,9 @@ use std::io::{self, Read, Seek};
 
 use serde::Serialize;
 
-use super::crc32c;
 use super::format::{Codec, FormatError, HEADER_BYTES, Header, MAGIC, MAX_RUN_BYTES, RECORD_BYTES, Record, Run, run_crc};
 use super::meta::{Backing, Meta};
+use crate::crc::crc32c;
 
 /// Why an image could not be read.
 #[derive(Debug)]

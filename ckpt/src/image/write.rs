@@ -1,7 +1,8 @@
 //! Writing an image to any sink, without allocation.
 
-use super::crc32c;
-use super::format::{Codec, End, Header, PAGE, RECORD_BYTES, Record, Run, run_crc};
+use super::format::{Codec, End, Header, RECORD_BYTES, Record, Run, run_crc};
+use crate::crc::crc32c;
+use crate::page::PAGE;
 
 /// Where an image goes: a file, a pipe, a socket, a buffer.
 pub trait Sink {

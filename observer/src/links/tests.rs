@@ -6,8 +6,8 @@ use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::process::Place;
 
 use super::*;
-use crate::connect::{Found, Peer};
 use crate::connection::Link;
+use crate::found::{Found, Peer};
 use crate::{Config, Observer};
 
 const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);

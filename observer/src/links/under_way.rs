@@ -12,8 +12,8 @@
 use radic_wire::determinant::StreamId;
 
 use super::{Action, Ending, GIVEN_UP, Links, Reconnection, Stage};
-use crate::connect::Found;
 use crate::connection::{Link, Slot};
+use crate::found::Found;
 use crate::{Context, Failure};
 
 impl Links {

@@ -3,7 +3,8 @@
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, Span, ToProtector};
+use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::span::Span;
 
 use super::Observer;
 use crate::causes::Causes;

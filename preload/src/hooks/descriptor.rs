@@ -2,15 +2,14 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use super::finish_int;
+use super::result::finish_int;
 use crate::fds::{self, Kind};
-use crate::layer;
 use crate::ops::{descriptor, socket};
-use crate::real;
+use crate::{layer, phase, real};
 
 hooks! {
     unsafe fn close(fd: c_int) -> c_int => on_close {
-        match if layer::is_active() { descriptor::closing(fd) } else { Ok(()) } {
+        match if phase::is_active() { descriptor::closing(fd) } else { Ok(()) } {
             Ok(()) => unsafe { real!(close)(fd) },
             error => finish_int(error, |()| 0),
         }
@@ -53,7 +52,7 @@ redhook::hook! {
     unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => on_close_range {
         // With CLOSE_RANGE_CLOEXEC nothing is closed now, nor with a flag that the kernel does not know.
         let closes = flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0;
-        if layer::is_active() && closes { close_all(first, last, flags) } else { unsafe { real::close_range(first, last, flags) } }
+        if phase::is_active() && closes { close_all(first, last, flags) } else { unsafe { real::close_range(first, last, flags) } }
     }
 }
 
@@ -90,7 +89,7 @@ fn after_dup(fd: c_int, new: c_int) -> c_int {
 
 /// `dup2` closes its target first, if the source is open.
 unsafe fn replace(from: c_int, to: c_int, how: impl FnOnce() -> c_int) -> c_int {
-    if !layer::is_active() || from == to || fds::kind(from) == Kind::Own {
+    if !phase::is_active() || from == to || fds::kind(from) == Kind::Own {
         return how();
     }
     let open = rustix::io::fcntl_getfd(crate::sys::borrow(from)).is_ok();
@@ -104,7 +103,7 @@ unsafe fn replace(from: c_int, to: c_int, how: impl FnOnce() -> c_int) -> c_int 
 }
 
 fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) -> c_int {
-    if result >= 0 && layer::is_active() {
+    if result >= 0 && phase::is_active() {
         match command {
             libc::F_SETFL => descriptor::set_blocking(fd, argument as c_int & libc::O_NONBLOCK == 0),
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptor::duplicated(fd, result),

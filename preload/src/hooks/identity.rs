@@ -7,10 +7,9 @@ use std::mem::MaybeUninit;
 use libc::{size_t, utsname};
 use rustix::io::Errno;
 
-use super::finish_int;
-use crate::layer;
+use super::result::finish_int;
 use crate::lock::Lock;
-use crate::pointers;
+use crate::{phase, pointers};
 
 static FIRST: Lock<Option<utsname>> = Lock::new(None);
 
@@ -24,7 +23,7 @@ pub fn learn() {
 
 fn first() -> Option<utsname> {
     // In a child another thread may have had the lock when it was forked.
-    if layer::is_active() { *FIRST.lock() } else { None }
+    if phase::is_active() { *FIRST.lock() } else { None }
 }
 
 hooks! {

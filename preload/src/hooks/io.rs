@@ -8,14 +8,14 @@ use std::sync::atomic::AtomicBool;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 
-use super::{finish, is_connection};
-use crate::fds::{self, Kind};
-use crate::layer;
+use super::result::finish;
+use crate::buffers::BUFFERS;
+use crate::fds::{self, Kind, is_connection};
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
-use crate::ops::{BUFFERS, kernel};
+use crate::ops::{self, kernel};
 use crate::pointers::{self, MOST};
-use crate::{input, output, pmi, sys};
+use crate::{layer, phase, sys};
 
 hooks! {
     unsafe fn recv(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> ssize_t => on_recv {
@@ -154,7 +154,7 @@ unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_in
     if !is_connection(fd) {
         if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && pointers::can_take(bytes, length) {
             let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
-            return pmi::receive(fd, &mut [IoSliceMut::new(room)], flags != 0).map(finish);
+            return ops::pmi::receive(fd, &mut [IoSliceMut::new(room)], flags != 0).map(finish);
         }
         layer::tend_in_passing();
         return None;
@@ -194,7 +194,7 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
 unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
         if fds::kind(fd) == Kind::Pmi && length > 0 && pointers::is_readable(bytes, length) {
-            return pmi::send(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish);
+            return ops::pmi::send(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish);
         }
         layer::tend_in_passing();
         return None;
@@ -292,7 +292,7 @@ unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: c_uint, fla
 unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssize_t> {
     if fds::kind(fd) == Kind::Input && length > 0 && pointers::can_take(bytes, length) {
         let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
-        return input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
+        return ops::input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
     }
     if fds::kind(fd) == Kind::Random && length > 0 && pointers::is_writable(bytes, length) {
         return unsafe { read_random(fd, slice::from_raw_parts_mut(bytes.cast::<u8>(), length)) };
@@ -309,7 +309,8 @@ unsafe fn read_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssi
     usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
         Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::can_take) }.is_ok() => {
             // An IoSliceMut is an iovec in memory.
-            input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
+            ops::input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) })
+                .map(finish)
         }
         // It may give fewer bytes than it is asked for.
         Kind::Random if count > 0 => pointers::read(parts).and_then(|part| unsafe { read_one(fd, part.iov_base, part.iov_len) }),
@@ -348,7 +349,7 @@ unsafe fn send_messages(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags:
 unsafe fn write_one(fd: c_int, bytes: *const c_void, length: size_t) -> Option<ssize_t> {
     match fds::kind(fd) {
         Kind::Output if length > 0 && pointers::is_readable(bytes, length) => {
-            output::write(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish)
+            ops::output::write(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish)
         }
         _ => unsafe { send_one(fd, bytes, length, 0) },
     }
@@ -357,7 +358,7 @@ unsafe fn write_one(fd: c_int, bytes: *const c_void, length: size_t) -> Option<s
 unsafe fn write_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssize_t> {
     usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
         Kind::Output if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::is_readable) }.is_ok() => {
-            output::write(fd, unsafe { slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count) }).map(finish)
+            ops::output::write(fd, unsafe { slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count) }).map(finish)
         }
         _ => unsafe { send_many(fd, parts, count, 0, Errno::INVAL) },
     })
@@ -414,7 +415,7 @@ unsafe fn send_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
 fn must_pass_through_memory(from: c_int, to: c_int) -> bool {
     let is_pipe = fds::kind(to) == Kind::Output || fds::kind(from) == Kind::Input;
     let are_open = || [from, to].iter().all(|fd| rustix::io::fcntl_getfd(sys::borrow(*fd)).is_ok());
-    let ours = (is_connection(from) || is_connection(to) || is_pipe && layer::is_active()) && are_open();
+    let ours = (is_connection(from) || is_connection(to) || is_pipe && phase::is_active()) && are_open();
     if ours {
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(

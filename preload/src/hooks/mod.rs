@@ -7,7 +7,7 @@
 //!   fork and exec must not wait for it. One that is called before (by another library's constructor) is looked up then
 //!   (`preload/tests/constructors.rs`), under a `Once`: a child that another thread forks in this moment would wait for it forever if it calls the same one.
 //! - It panics if there is none behind, and that ends the program. So [`crate::real`] finds those that not every C library has, and `mpi` those of an MPI
-//!   library; redhook declares them all the same.
+//!   library; redhook declares them all the same. [`crate::real`] also finds those that the library itself calls, below its hooks.
 //! - After a panic of the hook it calls the function behind, as if nothing had been done. Release builds have panic = abort, so this never happens there.
 //! - It cannot declare a function with a variable number of arguments. Those that have at most one more (`fcntl`, `ioctl`) are declared with it, for it is
 //!   passed in the same register; `stdio` has the others in assembler.
@@ -84,6 +84,7 @@ pub mod mpi;
 pub mod poll;
 pub mod process;
 pub mod random;
+mod result;
 pub mod signal;
 pub mod socket;
 pub mod stdio;
@@ -91,12 +92,6 @@ pub mod thread;
 pub mod time;
 pub mod wait;
 
-use std::ffi::c_int;
-
-use libc::ssize_t;
-use rustix::io::Errno;
-
-use crate::fds::{self, Kind};
 use crate::real;
 
 /// Looks up the function behind each hook, and tells its name and address; of some there is none, which is null. Again is harmless.
@@ -115,37 +110,10 @@ pub fn resolve(mut found: impl FnMut(&'static str, *const ())) {
     real::resolve(&mut found);
 }
 
-/// Whether calls on `fd` are the observer's business.
-fn is_connection(fd: c_int) -> bool {
-    matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
-}
-
-/// What C makes of a result.
-fn finish(result: Result<usize, Errno>) -> ssize_t {
-    match result {
-        Ok(count) => count as ssize_t,
-        Err(error) => {
-            real::set_errno(error.raw_os_error());
-            -1
-        }
-    }
-}
-
-/// The same for calls that return nothing but success.
-fn finish_int<T>(result: Result<T, Errno>, value: impl FnOnce(T) -> c_int) -> c_int {
-    match result {
-        Ok(it) => value(it),
-        Err(error) => {
-            real::set_errno(error.raw_os_error());
-            -1
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::ffi::CString;
+    use std::ffi::{CString, c_int};
 
     use super::*;
 

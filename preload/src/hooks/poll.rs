@@ -7,18 +7,11 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, time
 use radic_wire::limits::READY_FDS;
 use rustix::io::Errno;
 
-use super::finish_int;
-use crate::child;
-use crate::fds;
-use crate::layer;
+use super::result::finish_int;
+use crate::epolls::Operation;
 use crate::memory::discreetly;
-use crate::ops::epolls::Operation;
 use crate::ops::ready::{self, Limit};
-use crate::pointers;
-use crate::real;
-use crate::sys;
-
-pub mod kernel;
+use crate::{fds, ops, phase, pointers, real, sys, watches};
 
 hooks! {
     unsafe fn epoll_create(size: c_int) -> c_int => on_epoll_create {
@@ -29,31 +22,14 @@ hooks! {
         created(unsafe { real!(epoll_create1)(flags) })
     }
 
-    unsafe fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int => on_epoll_ctl {
-        control(epoll, operation, fd, event).unwrap_or_else(|| unsafe { real!(epoll_ctl)(epoll, operation, fd, event) })
-    }
-
     unsafe fn epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int => on_epoll_wait {
         let limit = Limit { time: milliseconds(timeout), mask: None };
         unsafe { waited(epoll, events, room, limit).unwrap_or_else(|| real!(epoll_wait)(epoll, events, room, timeout)) }
     }
 
-    unsafe fn epoll_pwait(
-        epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t
-    ) -> c_int => on_epoll_pwait {
-        let limit = unsafe { signals(mask) }.map(|mask| Limit { time: milliseconds(timeout), mask });
-        let ours = limit.and_then(|limit| unsafe { waited(epoll, events, room, limit) });
-        ours.unwrap_or_else(|| unsafe { real!(epoll_pwait)(epoll, events, room, timeout, mask) })
-    }
-
     unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => on_poll {
         let limit = Limit { time: milliseconds(timeout), mask: None };
         unsafe { polled(fds, count, limit).unwrap_or_else(|| real!(poll)(fds, count, timeout)) }
-    }
-
-    unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => on_ppoll {
-        let ours = unsafe { limit(timeout, mask).and_then(|limit| polled(fds, count, limit)) };
-        ours.unwrap_or_else(|| unsafe { real!(ppoll)(fds, count, timeout, mask) })
     }
 
     unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int => on_poll_chk {
@@ -82,6 +58,32 @@ hooks! {
         let ours = unsafe { limit(timeout, mask).and_then(|limit| selected(count, [read, write, except], limit)) };
         let ours = ours.map(|result| finish_int(result, number));
         ours.unwrap_or_else(|| unsafe { real!(pselect)(count, read, write, except, timeout, mask) })
+    }
+}
+
+redhook::hook! {
+    // `polling` makes this call, too, so `real` finds what is behind it.
+    unsafe fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int => on_epoll_ctl {
+        control(epoll, operation, fd, event).unwrap_or_else(|| unsafe { real::epoll_ctl(epoll, operation, fd, event) })
+    }
+}
+
+redhook::hook! {
+    // `polling` makes this call, too, so `real` finds what is behind it.
+    unsafe fn epoll_pwait(
+        epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int => on_epoll_pwait {
+        let limit = unsafe { signals(mask) }.map(|mask| Limit { time: milliseconds(timeout), mask });
+        let ours = limit.and_then(|limit| unsafe { waited(epoll, events, room, limit) });
+        ours.unwrap_or_else(|| unsafe { real::epoll_pwait(epoll, events, room, timeout, mask) })
+    }
+}
+
+redhook::hook! {
+    // `polling` makes this call, too, so `real` finds what is behind it.
+    unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => on_ppoll {
+        let ours = unsafe { limit(timeout, mask).and_then(|limit| polled(fds, count, limit)) };
+        ours.unwrap_or_else(|| unsafe { real::ppoll(fds, count, timeout, mask) })
     }
 }
 
@@ -142,7 +144,7 @@ unsafe fn limit<'a>(time: *const timespec, mask: *const sigset_t) -> Option<Limi
 
 /// The program has a new epoll, if it was made.
 fn created(epoll: c_int) -> c_int {
-    ready::created(epoll);
+    watches::created(epoll);
     epoll
 }
 
@@ -158,11 +160,11 @@ fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -
     let event_there = if operation_of == Some(Operation::Delete) { None } else { pointers::read(event) };
     let (events, word) = event_there.map_or((0, 0), |event| (event.events, event.u64));
     // What the kernel refuses whatever we know: it says how.
-    if operation_of == Some(Operation::Add) && child::is_child() {
-        child::wait_for_callers(fd);
+    if operation_of == Some(Operation::Add) && ops::child::is_child() {
+        ops::child::wait_for_callers(fd);
     }
     let ours = operation_of.filter(|operation| event_there.is_some() || *operation == Operation::Delete);
-    let result = ours.and_then(|operation| ready::control(epoll, operation, fd, events, word))?;
+    let result = ours.and_then(|operation| watches::control(epoll, operation, fd, events, word))?;
     Some(finish_int(result, |()| 0))
 }
 
@@ -196,8 +198,8 @@ unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_
 }
 
 fn polled_aligned(fds: &mut [pollfd], limit: Limit<'_>) -> Option<c_int> {
-    if child::is_child() {
-        fds.iter().for_each(|entry| child::wait_for_callers(entry.fd));
+    if ops::child::is_child() {
+        fds.iter().for_each(|entry| ops::child::wait_for_callers(entry.fd));
     }
     let result = ready::poll(fds, limit)?;
     Some(finish_int(result, number))
@@ -262,7 +264,7 @@ impl Sets {
 
 /// Selects, if one of the descriptors is protected.
 unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -> Option<Result<usize, Errno>> {
-    if !layer::is_active() && !child::is_child() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
+    if !phase::is_active() && !ops::child::is_child() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
         return None;
     }
     let bytes = (count as usize).div_ceil(BITS) * size_of::<c_ulong>();
@@ -272,8 +274,8 @@ unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -
     let deadline = limit.time.map(|time| sys::now().saturating_add(time));
     let sets = Sets { count, sets: sets.map(<*mut fd_set>::cast) };
     let mut entries = unsafe { sets.asked() };
-    if child::is_child() {
-        entries.iter().for_each(|entry| child::wait_for_callers(entry.fd));
+    if ops::child::is_child() {
+        entries.iter().for_each(|entry| ops::child::wait_for_callers(entry.fd));
         return None;
     }
     loop {

@@ -14,9 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::counter::{self, Allowed};
 use super::wait;
 use crate::fds::{self, Kind};
-use crate::ops::ready;
-use crate::real;
-use crate::{child, children, layer, memory, sys};
+use crate::{children, ending, layer, memory, ops, phase, real, sys, watches};
 
 hooks! {
     // What it has to do besides is done by the handlers of `pthread_atfork`, which are told no pid.
@@ -85,7 +83,7 @@ static CONSTRUCTOR: extern "C" fn() = register;
 extern "C" fn register() {
     // It fails without memory only; then a forked child would go on as if it were its parent, and must not be.
     if unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } != 0 {
-        layer::fail("pthread_atfork has no memory");
+        ending::fail("pthread_atfork has no memory");
     }
 }
 
@@ -97,7 +95,7 @@ unsafe extern "C" fn before() {
     let held = layer::enter();
     let is_held = held.is_some();
     std::mem::forget(held);
-    ready::enter();
+    watches::enter();
     memory::enter();
     HELD.store(is_held, Ordering::Relaxed);
 }
@@ -105,7 +103,7 @@ unsafe extern "C" fn before() {
 unsafe extern "C" fn in_parent() {
     let held = HELD.load(Ordering::Relaxed);
     memory::leave();
-    ready::leave();
+    watches::leave();
     if held {
         let mut layer = layer::adopt();
         note(&mut layer);
@@ -114,13 +112,13 @@ unsafe extern "C" fn in_parent() {
 
 /// There is one thread now, and it is no rank's.
 unsafe extern "C" fn in_child() {
-    layer::switch_off();
+    phase::switch_off();
     counter::end();
-    child::begin();
+    ops::child::begin();
     children::forget();
     memory::leave();
     memory::forget_secrets();
-    ready::leave();
+    watches::leave();
     end_connections();
     // An end that a child keeps open would hide its parent's death from the other side.
     for fd in fds::all(Kind::Own) {
@@ -144,7 +142,7 @@ fn end_connections() {
 
 /// The program has a child of this pid, if it is one. A handler of SIGCHLD may have heard of its end already.
 fn note_child(pid: pid_t) {
-    if pid > 0 && layer::is_active() {
+    if pid > 0 && phase::is_active() {
         let errno = real::errno();
         children::begun(pid);
         if !wait::is_there(pid) {

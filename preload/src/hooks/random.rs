@@ -10,10 +10,10 @@ use std::slice;
 use libc::{FILE, mode_t, size_t, ssize_t};
 use rustix::io::Errno;
 
-use super::finish;
+use super::result::finish;
 use crate::fds::{self, Kind};
 use crate::ops::kernel;
-use crate::{callers, layer, pointers, real};
+use crate::{callers, phase, pointers, real};
 
 with_caller!(getrandom => on_getrandom, "rcx");
 with_caller!(getentropy => on_getentropy, "rdx");
@@ -40,7 +40,7 @@ fn draw(
     caller: usize,
     read: impl Fn(&mut [u8]) -> Result<usize, Errno>,
 ) -> Option<Result<usize, Errno>> {
-    let is_recorded = length > 0 && layer::is_active() && callers::is_program(caller) && pointers::is_writable(to, length);
+    let is_recorded = length > 0 && phase::is_active() && callers::is_program(caller) && pointers::is_writable(to, length);
     let room = is_recorded.then(|| unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), length) })?;
     kernel::random(room, read)
 }
@@ -98,7 +98,7 @@ unsafe extern "C" fn on_arc4random_uniform(bound: c_uint, caller: usize) -> c_ui
 /// What is read of this descriptor is recorded, if `path`, which was opened, is the kernel's source of random bytes.
 unsafe fn opened(fd: c_int, path: *const c_char, caller: usize) -> c_int {
     const SOURCES: [&CStr; 2] = [c"/dev/urandom", c"/dev/random"];
-    if fd >= 0 && layer::is_active() && SOURCES.contains(&unsafe { CStr::from_ptr(path) }) && callers::is_program(caller) {
+    if fd >= 0 && phase::is_active() && SOURCES.contains(&unsafe { CStr::from_ptr(path) }) && callers::is_program(caller) {
         // One of a number that is too high is read as it is.
         _ = fds::set(fd, Kind::Random, true);
     }

@@ -7,27 +7,25 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t, timeval};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::{finish_int, is_connection};
-use crate::child;
-use crate::fds::{self, Kind, Mark};
-use crate::layer;
+use super::result::finish_int;
+use crate::fds::{self, Kind, Mark, is_connection};
 use crate::ops::accept::Accepted;
 use crate::ops::{self, address, descriptor, socket};
-use crate::{pointers, real};
+use crate::{calls, phase, pointers, real};
 
 hooks! {
     unsafe fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int => on_connect {
-        let ours = if layer::is_active() { ops::connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
+        let ours = if phase::is_active() { ops::connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
         ours.map_or_else(|| unsafe { real!(connect)(fd, address, length) }, done)
     }
 
     unsafe fn bind(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int => on_bind {
-        let ours = if layer::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
+        let ours = if phase::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
         ours.map_or_else(|| unsafe { real!(bind)(fd, to, length) }, done)
     }
 
     unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => on_listen {
-        let ours = if layer::is_active() { ops::accept::listen(fd, backlog) } else { None };
+        let ours = if phase::is_active() { ops::accept::listen(fd, backlog) } else { None };
         ours.map_or_else(|| unsafe { real!(listen)(fd, backlog) }, done)
     }
 
@@ -149,8 +147,8 @@ unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, fl
         return None;
     }
     let flags = SocketFlags::from_bits_retain(flags as u32);
-    let result = if child::is_child() {
-        child::accept(fd, flags)?
+    let result = if ops::child::is_child() {
+        ops::child::accept(fd, flags)?
     } else if fds::kind(fd) == Kind::Listener {
         ops::accept::accept(fd, flags)?
     } else {
@@ -170,7 +168,7 @@ unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, fl
 
 /// Tells a connection's error, if that is what is asked for, and the program can be told.
 unsafe fn told_error(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> Option<c_int> {
-    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && (is_connection(fd) || ops::calls::may_be_lost(fd));
+    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && (is_connection(fd) || calls::may_be_lost(fd));
     let room = wanted
         && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
         && pointers::is_writable(value, size_of::<c_int>());

@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, mprotect};
 
 use super::io::{on_read, on_write, read_random};
-use super::{finish, is_connection};
-use crate::fds::{self, Kind};
+use super::result::finish;
+use crate::fds::{self, Kind, is_connection};
 use crate::lock::Lock;
-use crate::{input, layer, output};
+use crate::{ops, phase};
 
 hooks! {
     unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => on_fdopen {
@@ -123,7 +123,7 @@ pub fn flush() -> bool {
 }
 
 fn known(stream: *mut FILE) -> Option<c_int> {
-    if !layer::is_active() {
+    if !phase::is_active() {
         // A child: another thread may have had the lock when it was forked.
         return None;
     }
@@ -165,10 +165,10 @@ pub fn watch_streams() -> Result<(), &'static str> {
 /// Reads for a stream.
 unsafe extern "C" fn read_stream(stream: *mut FILE, bytes: *mut c_void, length: ssize_t) -> ssize_t {
     let fd = unsafe { real!(fileno_unlocked)(stream) };
-    if layer::is_active() && fd >= 0 && length > 0 {
+    if phase::is_active() && fd >= 0 && length > 0 {
         let room = || unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
         let ours = match fds::kind(fd) {
-            Kind::Input => input::read(fd, &mut [IoSliceMut::new(room())]).map(finish),
+            Kind::Input => ops::input::read(fd, &mut [IoSliceMut::new(room())]).map(finish),
             Kind::Random => unsafe { read_random(fd, room()) },
             _ => None,
         };
@@ -196,10 +196,10 @@ unsafe fn replace(word: *mut *mut c_void, value: *mut c_void) -> Result<(), &'st
 unsafe extern "C" fn write_stream(stream: *mut FILE, bytes: *const c_void, length: ssize_t) -> ssize_t {
     let mut done = 0;
     let fd = unsafe { real!(fileno_unlocked)(stream) };
-    if layer::is_active() && fd >= 0 && length > 0 {
+    if phase::is_active() && fd >= 0 && length > 0 {
         let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length as usize) };
         while done < bytes.len()
-            && let Some(Ok(count @ 1..)) = output::write(fd, &[IoSlice::new(&bytes[done..])])
+            && let Some(Ok(count @ 1..)) = ops::output::write(fd, &[IoSlice::new(&bytes[done..])])
         {
             done += count;
         }

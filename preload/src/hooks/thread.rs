@@ -4,16 +4,15 @@ use std::ffi::{c_int, c_void};
 
 use libc::{pthread_attr_t, pthread_t};
 
-use crate::ops::yielding;
 use crate::threads::{self, Routine};
-use crate::{callers, doubts, layer};
+use crate::{callers, layer, phase, yielding};
 
 hooks! {
     unsafe fn pthread_create(
         thread: *mut pthread_t, attributes: *const pthread_attr_t, routine: Routine, argument: *mut c_void
     ) -> c_int => on_pthread_create {
         let next = |routine, argument| unsafe { real!(pthread_create)(thread, attributes, routine, argument) };
-        if layer::is_active() {
+        if phase::is_active() {
             note_library(routine);
             threads::create(routine, argument, next)
         } else {
@@ -28,9 +27,9 @@ hooks! {
 
 /// Says at once, not after a death, that a process with such threads may not come back (G7).
 fn note_library(routine: Routine) {
-    if !doubts::are_there()
+    if !layer::doubts::are_there()
         && let Some(library) = callers::hands_over_by_memory(routine as usize)
     {
-        doubts::begin(library);
+        layer::doubts::begin(library);
     }
 }

@@ -13,8 +13,8 @@ use radic_wire::determinant::{CLOCKS, MPI_CLOCK};
 use rustix::io::Errno;
 
 use super::mpi;
-use crate::ops::kernel::{self, USAGE};
-use crate::ops::time;
+use crate::ops::{kernel, time};
+use crate::used::USAGE;
 use crate::{callers, pointers, real, sys};
 
 const SECOND_NS: i64 = 1_000_000_000;

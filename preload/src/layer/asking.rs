@@ -8,7 +8,7 @@ use radic_wire::process::{FromNode, TEXT, ToNode};
 use rustix::io::Errno;
 
 use super::Layer;
-use super::ending::{fail, sure};
+use crate::ending::{fail, sure};
 use crate::memory::discreetly;
 
 impl Layer {

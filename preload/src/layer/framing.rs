@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::Layer;
-use super::ending::sure;
+use crate::buffers::{BUFFERS, clip, clip_mut};
+use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::ops::{BUFFERS, clip, clip_mut, ready};
-use crate::{pointers, sys};
+use crate::{pointers, sys, watches};
 
 /// Up to this many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 pub(super) const SMALL: usize = 2 << 10;
@@ -75,7 +75,7 @@ impl Layer {
             let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
             return looked.is_ok_and(|(_, count)| count > 0);
         }
-        let alone = self.sleepers == 0 && ready::is_plain(fd);
+        let alone = self.sleepers == 0 && watches::is_plain(fd);
         let read = |room: &mut [u8]| match rustix::net::recv(sys::borrow(fd), room, RecvFlags::DONTWAIT) {
             Ok((_, count)) => Some(count),
             Err(Errno::AGAIN | Errno::INTR) => None,

@@ -3,13 +3,15 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 
-use super::ending::fail;
-use super::{DUE, INSIDE, LAYER, LEAVES, Layer, PHASE, Phase, is_active, set_phase};
 use rustix::io::Errno;
 
+use super::{DUE, LAYER, LEAVES, Layer, restart};
+use crate::ending::fail;
 use crate::lock::Guard;
-use crate::signals::Hold;
-use crate::{children, image, restart, signals, sys};
+use crate::nudge::{self, is_inside, set_inside};
+use crate::phase::{self, Phase, is_active};
+use crate::signals::{self, Hold};
+use crate::{children, image, sys};
 
 /// The layer, held.
 pub struct Held {
@@ -35,7 +37,7 @@ impl DerefMut for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.guard.take().is_some() {
-            INSIDE.set(false);
+            set_inside(false);
             if children::take_to_tell() {
                 signals::tell_of_children();
             }
@@ -44,7 +46,7 @@ impl Drop for Held {
                 // Where the signal cannot be queued, the next call tries again.
                 _ = radic_ckpt::nudge_self();
             } else {
-                image::make_up();
+                nudge::make_up();
             }
         }
     }
@@ -54,27 +56,27 @@ impl Drop for Held {
 /// look with, and the program may be about to compute for an hour. No image is begun by that: it would be of a program that has
 /// done nothing yet.
 pub(super) fn begin(layer: Layer) {
-    INSIDE.set(true);
+    set_inside(true);
     let mut guard = LAYER.lock();
     let layer = guard.insert(layer);
-    set_phase(Phase::Active);
+    phase::set(Phase::Active);
     layer.hear_node();
     drop(guard);
-    INSIDE.set(false);
-    image::make_up();
+    set_inside(false);
+    nudge::make_up();
 }
 
 /// The layer, for one call of the program. None: it is not active, or this is a signal's handler that has interrupted the layer in its own thread.
 pub fn enter() -> Option<Held> {
-    if !is_active() || INSIDE.get() {
+    if !is_active() || is_inside() {
         return None;
     }
     // Before the lock: a signal's handler that comes between the two would wait for its own thread.
-    INSIDE.set(true);
+    set_inside(true);
     let mut guard = LAYER.lock();
     // Another thread may have ended the process while this one waited for the lock.
     if guard.is_none() || !is_active() {
-        INSIDE.set(false);
+        set_inside(false);
         return None;
     }
     come_back(&mut guard);
@@ -94,8 +96,8 @@ pub fn enter_again() -> Result<Held, Errno> {
 /// would not find out without RADIC. A destructor that waits for this thread gets it after `REST_NS`, once.
 pub fn rest() -> bool {
     const REST_NS: u64 = 1_000_000_000;
-    let left = PHASE.load(Ordering::Acquire) == Phase::Left as u8;
-    if left && !LEAVES.get() && !INSIDE.get() {
+    let left = phase::has_left();
+    if left && !LEAVES.get() && !is_inside() {
         LEAVES.set(true);
         let until = sys::now() + REST_NS;
         while let Some(left) = until.checked_sub(sys::now()).filter(|left| *left > 0) {
@@ -108,7 +110,7 @@ pub fn rest() -> bool {
 /// The process is at its end, by this thread. Nothing of the layer is touched any more.
 pub(super) fn end(layer: Held) {
     LEAVES.set(true);
-    set_phase(Phase::Left);
+    phase::set(Phase::Left);
     drop(layer);
 }
 
@@ -116,7 +118,7 @@ pub(super) fn end(layer: Held) {
 /// neither wait for it nor go by it: what it sent would be in no outbox, what it received in no log.
 pub fn enter_for_connection() -> Option<Held> {
     rest();
-    if is_active() && INSIDE.get() {
+    if is_active() && is_inside() {
         fail("a signal's handler uses a protected connection while the program is in the middle of a call about one");
     }
     enter()
@@ -133,22 +135,22 @@ fn come_back(guard: &mut Guard<'static, Option<Layer>>) {
 
 /// The layer if no thread holds it, in a process that has come back: for the handler of a signal.
 pub fn enter_if_free() -> Option<Held> {
-    if !is_active() || INSIDE.get() {
+    if !is_active() || is_inside() {
         return None;
     }
     let mut guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
-    INSIDE.set(true);
+    set_inside(true);
     come_back(&mut guard);
     Some(Held { guard: Some(guard), signals: None })
 }
 
 /// The layer if no thread holds it: for the handler of the checkpoint's signal.
 pub fn try_enter() -> Option<Held> {
-    if !is_active() || INSIDE.get() || image::is_restored() {
+    if !is_active() || is_inside() || image::is_restored() {
         return None;
     }
     let guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
-    INSIDE.set(true);
+    set_inside(true);
     Some(Held { guard: Some(guard), signals: None })
 }
 
@@ -166,7 +168,7 @@ impl Held {
     /// Keeps the layer locked after this value is gone; [`adopt`] goes on.
     pub fn keep_locked(mut self) {
         // Another thread may adopt it.
-        INSIDE.set(false);
+        set_inside(false);
         std::mem::forget(self.guard.take());
     }
 }

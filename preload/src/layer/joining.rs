@@ -21,16 +21,15 @@ use rustix::io::Errno;
 
 use super::giving_way::Vain;
 use super::{Layer, held};
-use crate::channel::{Channel, Identity};
+use crate::calls::Calls;
+use crate::channel::{Channel, Channels, Identity};
 use crate::image::Images;
 use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::node::Node;
-use crate::ops::calls::Calls;
-use crate::ops::kernel::Used;
-use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
+use crate::used::Used;
 use crate::{counters, memory, sys};
 
 /// Bytes of the payload log in the process.
@@ -96,7 +95,7 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
 }
 
 /// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::await_session`] is.
-fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<(Channel, Channel), Errno> {
+fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<Channels, Errno> {
     let deadline = sys::now() + REPLACED.as_nanos() as u64;
     loop {
         let journal = Channel::connect(*protector, who, login::Channel::Journal);
@@ -172,7 +171,6 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     layer.say_hello();
     layer.await_session();
     layer.open_door().map_err(failed("a door for its peers"))?;
-    time::record(protection.record_time);
     held::begin(layer);
     Ok(())
 }

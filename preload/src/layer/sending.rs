@@ -8,10 +8,10 @@ use radic_observer::Transmit;
 use radic_observer::connection::Slot;
 use rustix::io::Errno;
 
-use super::ending::{fail, sure};
 use super::held::enter;
 use super::{Layer, Lingering, UNSENT};
 use crate::counters::{self, Counter};
+use crate::ending::{fail, sure};
 use crate::fds::{self, Kind};
 use crate::links::reset;
 use crate::sys;

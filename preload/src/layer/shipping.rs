@@ -6,9 +6,9 @@ use radic_wire::record::RECORD;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Layer;
-use super::ending::sure;
 use super::patience::Patience;
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::{sys, threads};
 
 /// Bytes of payload that are shipped at once: with what says what they are they fill a record, which the log service handles where it lies.

@@ -4,18 +4,22 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use radic_observer::Wait;
-use radic_observer::connection::Slot;
+use radic_observer::connection::{Phase, Slot};
+use radic_observer::standstill::Asked;
 use radic_wire::determinant::StreamId;
 use radic_wire::process::ToNode;
 use rustix::event::{PollFd, PollFlags};
 
-use super::ending::sure;
 use super::held::{self, enter, try_enter};
 use super::shipping;
-use super::{Layer, UNSENT};
+use super::{Layer, UNSENT, lock_address};
 use crate::counters::{self, Counter};
+use crate::ending::sure;
+use crate::pmi::TAKEN_MS;
+use crate::standstill::all_but;
 use crate::{signals, sys};
 
 /// Empty outcomes in a row after which the process idles as far as shipping goes.
@@ -256,5 +260,52 @@ impl Layer {
         self.tend();
         let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
         may_end && (self.session.is_let_go() || self.unsent.is_empty() && !self.bulk.has_unsent())
+    }
+
+    /// Lets leave what the process manager is to be told or asked.
+    pub fn tend_pmi(&mut self) {
+        if self.replayer.is_none() && self.pmi.conversation.is_behind() {
+            let is_over = self.observer.phase() != Phase::Replaying;
+            if is_over {
+                self.pmi.conversation.handle_log_over();
+            }
+            if self.pmi.drive(is_over).is_err() {
+                self.pmi.conversation.handle_broken();
+            }
+        }
+    }
+
+    /// The program closes the connection, or ends: its node hears first what it is to be told again.
+    pub fn finish_pmi(&mut self) {
+        let until = sys::now() + TAKEN_MS * 1_000_000;
+        while self.replayer.is_none() && !self.pmi.conversation.again.is_empty() && sys::now() < until {
+            self.tend_pmi();
+            match self.pmi.awaited() {
+                Some((fd, events)) => _ = sys::wait_for(sys::borrow(fd), events, TAKEN_MS / 100),
+                None => return,
+            }
+        }
+    }
+
+    /// The process ends: what is to be written once more is, however slow the reader is, as if the program wrote it.
+    pub fn write_owed_output(&mut self) {
+        while self.outputs.is_owing() {
+            self.outputs.write_again();
+            self.tend();
+            let fds = self.outputs.owing().map(|fd| PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::OUT));
+            _ = sys::poll(&mut fds.collect::<Vec<_>>(), Some(sys::span(100_000_000)));
+        }
+    }
+
+    /// The calling thread is about to wait until its turn comes. If no thread can go on, the reading of a clock that is next in the log is not made any more.
+    pub(crate) fn look_at_standstill(&mut self) -> Asked {
+        let (now, lock) = (Duration::from_nanos(sys::now()), lock_address());
+        let Layer { standstill, observer, replayer, .. } = self;
+        let asked = standstill.handle_wait(observer, now);
+        let is_still = |waiting| all_but(waiting, lock).is_ok_and(|still| still);
+        if sure(standstill.handle_look(observer, now, is_still)) {
+            replayer.iter_mut().for_each(|replayer| replayer.look(observer));
+        }
+        asked
     }
 }

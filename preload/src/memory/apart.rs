@@ -7,9 +7,10 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::PAGE;
 use crate::lock::Lock;
 
+/// Largest alignment that a block can have: a page.
+pub(super) const PAGE: usize = 4096;
 /// Where they lie: above the heap, below what `ckpt/src/arena.rs` uses.
 pub(super) const BASE: usize = 0x3b20_0000_0000;
 const END: usize = 0x3c00_0000_0000;

@@ -17,12 +17,13 @@ use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
 use super::address;
 use super::connect::{begin, flags_say_blocking, look_at_room};
-use super::{take_turns, takes_turns, wait};
+use super::waiting::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
 use crate::fds::{self, Kind};
 use crate::greeting::{Incoming, To};
-use crate::layer::{self, Arrived, Held, Layer, Names, has_called, sure};
-use crate::sys;
+use crate::layer::{self, Arrived, Held, Layer, Names, has_called};
+use crate::{sockets, sys, watches};
 
 /// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this
 /// one: so its node knows before the kernel does.
@@ -31,7 +32,7 @@ pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
         return None;
     }
     let mut layer = layer::enter()?;
-    let bound = layer.bound.get(&fd).copied().or_else(|| address::local(fd));
+    let bound = layer.bound.get(&fd).copied().or_else(|| sockets::local(fd));
     // No caller can know a port that the kernel is still to choose; and the callers of a process that catches up are told to wait.
     let told = bound.filter(|told| told.port() != 0 && !layer.is_replayed());
     let known: Vec<_> = told.iter().flat_map(|told| listened_at(fd, *told)).collect();
@@ -67,7 +68,7 @@ fn announce(layer: &mut Layer, address: SocketAddr) {
 
 fn tell(layer: &mut Layer, address: SocketAddr, message: &ToNode) {
     if let Err(error) = layer.node.send(message) {
-        layer::fail(&format!("its node does not learn whether it listens at {address}: {error}"));
+        ending::fail(&format!("its node does not learn whether it listens at {address}: {error}"));
     }
 }
 
@@ -92,7 +93,7 @@ fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
 
 /// Where the listener really is, if it is not where the program was told.
 fn elsewhere(layer: &Layer, fd: i32, told: SocketAddr) -> Option<SocketAddr> {
-    let real = address::local(fd).filter(|real| *real != told)?;
+    let real = sockets::local(fd).filter(|real| *real != told)?;
     let ip = if real.ip().is_unspecified() { layer.door_ip()? } else { real.ip() };
     Some(canonical(SocketAddr::new(ip, real.port())))
 }
@@ -131,7 +132,7 @@ impl Accepting {
             match sure(self.ask(&mut layer)) {
                 Accept::Offered(connection) => return self.give(&mut layer, connection),
                 Accept::Again { fd, connection, peer } => {
-                    super::ready::number_closed(fd as i32);
+                    watches::number_closed(fd as i32);
                     layer.place(connection, fd as i32)?;
                     self.make_accepted(fd as i32);
                     let local =
@@ -233,18 +234,18 @@ impl Accepting {
     /// Gives the program what was offered.
     fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Result<Accepted, Errno> {
         let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
-            layer::fail("a connection is offered that never arrived")
+            ending::fail("a connection is offered that never arrived")
         };
         let is_own = fds::kind(layer.arrived[at].fd) == Kind::Own;
         let fd = number_for(layer.arrived[at].fd).map_err(|error| self.failed(layer, error))?;
         let Arrived { peer, local: told, .. } = layer.arrived.swap_remove(at);
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
-        let local = address::local(fd);
+        let local = sockets::local(fd);
         if is_own || local.map(|local| local.port()) == layer.door_port() {
             self.make_accepted(fd);
         }
         layer.names.insert(fd, Names { local: told.or(local), peer });
-        super::ready::number_closed(fd);
+        watches::number_closed(fd);
         begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
         counters::add(Counter::Events, 1);
         counters::add(Counter::Connections, 1);
@@ -281,7 +282,7 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
 /// The caller from there is dealt with.
 fn send_off(layer: &mut Layer, from: SocketAddr) {
     if let Err(error) = layer.node.send(&ToNode::Greeted(canonical(from))) {
-        layer::fail(&format!("its node does not learn that {from} was greeted: {error}"));
+        ending::fail(&format!("its node does not learn that {from} was greeted: {error}"));
     }
 }
 

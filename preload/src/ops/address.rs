@@ -13,21 +13,17 @@ use radic_wire::process::{FromNode, ToNode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::{ask_until_back, take_turns};
+use super::waiting::{ask_until_back, take_turns};
+use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer, sure};
-use crate::sys;
+use crate::layer::{self, Held, Layer};
+use crate::{sockets, sys};
 
 /// Whether this is a TCP socket.
 pub fn is_tcp(fd: i32) -> bool {
     let fd = sys::borrow(fd);
     let family = sockopt::socket_domain(fd);
     matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6)) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
-}
-
-/// The address that a socket is bound to, as the kernel knows it.
-pub fn local(fd: i32) -> Option<SocketAddr> {
-    SocketAddr::try_from(rustix::net::getsockname(sys::borrow(fd)).ok()?).ok()
 }
 
 /// The address of a socket without a peer, as the program was told it. None: as the kernel says it.
@@ -65,7 +61,7 @@ fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, Soc
             break address;
         }
         let (held, now) = match to {
-            None => (layer, Some(local(fd).ok_or(Errno::INVAL))),
+            None => (layer, Some(sockets::local(fd).ok_or(Errno::INVAL))),
             Some(to) => bind_now(layer, fd, to)?,
         };
         layer = held;
@@ -150,7 +146,7 @@ fn unbind(layer: &mut Layer, fd: i32) -> Result<(), Errno> {
 /// does not have it, the socket gets any of its addresses.
 fn bind_here(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
     let socket = sys::borrow(fd);
-    let here = || local(fd).ok_or(Errno::INVAL);
+    let here = || sockets::local(fd).ok_or(Errno::INVAL);
     match rustix::net::bind(socket, &to) {
         Err(Errno::ADDRNOTAVAIL) if layer.observer.incarnation() > Incarnation::FIRST => {
             rustix::net::bind(socket, &any(&to, to.port()))?;
@@ -168,7 +164,7 @@ fn bind_again(fd: i32, address: SocketAddr) {
 
 /// Binds the socket as the kernel would when it connects to `to`, so that its address is known before a peer sees it. Returns what peers see.
 pub fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
-    let mut source = match local(fd).filter(|bound| !bound.ip().is_unspecified()) {
+    let mut source = match sockets::local(fd).filter(|bound| !bound.ip().is_unspecified()) {
         Some(bound) => bound,
         None => route(to)?,
     };
@@ -177,9 +173,9 @@ pub fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
     sys::choose_port_at_bind(fd);
     // After a connect that failed the kernel still tells the port, but has given it back: only bind knows whether there is one.
     match rustix::net::bind(sys::borrow(fd), &source) {
-        Ok(()) => local(fd).ok_or(Errno::INVAL),
+        Ok(()) => sockets::local(fd).ok_or(Errno::INVAL),
         Err(Errno::INVAL) => {
-            let bound = local(fd).filter(|bound| bound.port() != 0).ok_or(Errno::INVAL)?;
+            let bound = sockets::local(fd).filter(|bound| bound.port() != 0).ok_or(Errno::INVAL)?;
             source.set_port(bound.port());
             Ok(source)
         }

@@ -1,12 +1,12 @@
 //! Making connections: `connect`. What is done is decided by [`radic_observer::connect`]; here is what it means for a socket.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, Step};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_observer::links::Links;
 use radic_observer::replay::Ask;
 use radic_observer::{Context, Error, Ready};
@@ -16,17 +16,18 @@ use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 
 use super::address;
-use super::{pause, take_turns, wait};
+use super::waiting::{pause, take_turns, wait};
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
-use crate::layer::{self, Held, Layer, Names, sure};
+use crate::layer::{self, Held, Layer, Names};
 use crate::links::reset;
 use crate::memory::discreetly;
-use crate::swap::ask_when_silent;
+use crate::sockets::{self, ask_when_silent};
 use crate::sys;
 
 pub(super) fn flags_say_blocking(fd: i32) -> bool {
@@ -136,7 +137,7 @@ impl Connecting {
     fn report(&self, layer: &mut Layer, from: SocketAddr, to: SocketAddr, made: bool) {
         let said = ToNode::CallsNobody { connection: layer.observer.next_connection(), from, to, made };
         if let Err(error) = layer.node.send(&said) {
-            layer::fail(&format!("its node does not learn what has come of a call to {to}: {error}"));
+            ending::fail(&format!("its node does not learn what has come of a call to {to}: {error}"));
         }
         if made {
             layer.note_unprotected(&self.to);
@@ -148,7 +149,7 @@ impl Connecting {
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
         let (mut layer, link) = link(layer, self.fd, at, self.blocking, until, false)?;
         let dialed = match link {
-            Link::Settled => match settled(self.fd) {
+            Link::Settled => match sockets::settled(self.fd) {
                 Ok(()) => Dialed::Made,
                 Err(error) => Dialed::Failed(error.raw_os_error() as u32),
             },
@@ -183,7 +184,7 @@ impl Connecting {
     /// The descriptor is this connection from now on, and is greeted, except in replay.
     fn take(&mut self, layer: &mut Layer, slot: Slot, greeting: Option<Greeting>) {
         let connection = self.become_connection(layer, slot);
-        let Some((_, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
+        let Some((_, process)) = self.call.target() else { ending::fail("a connection is made with no process") };
         if let Some(greeting) = greeting {
             let hello = Greeting { ends: layer.ends(slot), ..greeting };
             let (to, key) = (To { process, incarnation: None }, layer.greeting_key(&connection));
@@ -195,9 +196,9 @@ impl Connecting {
     }
 
     fn become_connection(&mut self, layer: &mut Layer, slot: Slot) -> ConnectionId {
-        let Some((local, process)) = self.call.target() else { layer::fail("a connection is made with no process") };
+        let Some((local, process)) = self.call.target() else { ending::fail("a connection is made with no process") };
         let Some(connection) = layer.observer.table().get(slot).map(|connection| connection.id) else {
-            layer::fail("a connection that was made is not there")
+            ending::fail("a connection that was made is not there")
         };
         // Keys are in no log.
         if self.key.is_none() && process.job != layer.observer.process().job && layer.replayer.is_none() {
@@ -224,7 +225,7 @@ impl Connecting {
             Outcome::Connected if self.blocking => return Some(Ok(())),
             Outcome::Connected | Outcome::UnderWay => return Some(Err(Errno::INPROGRESS)),
             Outcome::Failed(errno) => return Some(failed(errno)),
-            Outcome::RefusedAgain => return Some(Err(refuse_again(self.fd, &self.to))),
+            Outcome::RefusedAgain => return Some(Err(sockets::refuse_again(self.fd, &self.to))),
             Outcome::Unprotected(errno) => errno,
         };
         if fds::kind(self.fd) == Kind::Bound {
@@ -288,25 +289,11 @@ fn fare(mut layer: Held, fd: i32, slot: Slot, to: &SocketAddr) -> Result<(Held, 
         // The call does not wait, and there is a connection. The kernel reports success once, then EISCONN.
         0 => rustix::net::connect(sys::borrow(fd), to),
         errno => {
-            _ = settled(fd);
+            _ = sockets::settled(fd);
             Err(Errno::from_raw_os_error(errno))
         }
     };
     Ok((layer, result))
-}
-
-/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket
-/// that does not listen. What the program is told of the call; the rest is in its socket.
-pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
-    let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let nobody = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    let nobody = nobody.and_then(|socket| rustix::net::bind(&socket, &SocketAddr::new(loopback, 0)).map(|()| socket));
-    let at = nobody.as_ref().ok().and_then(|socket| address::local(socket.as_raw_fd()));
-    match at.map(|at| rustix::net::connect(sys::borrow(fd), &at)) {
-        Some(Err(error)) => error,
-        _ => Errno::CONNREFUSED,
-    }
 }
 
 /// How long a `connect` of the program may wait, in nanoseconds.
@@ -315,11 +302,6 @@ fn send_limit(fd: i32) -> u64 {
     const KERNEL_NS: u64 = 3_600_000_000_000;
     let limit = sockopt::socket_timeout(sys::borrow(fd), sockopt::Timeout::Send).ok().flatten();
     limit.map_or(KERNEL_NS, |limit| u64::try_from(limit.as_nanos()).unwrap_or(KERNEL_NS).min(KERNEL_NS))
-}
-
-/// What the kernel says of a connection that is under way no more.
-pub(crate) fn settled(fd: i32) -> Result<(), Errno> {
-    sockopt::socket_error(sys::borrow(fd)).and_then(|error| error)
 }
 
 /// How far a connection has got.
@@ -390,7 +372,7 @@ pub(super) fn look_at_room(layer: &mut Layer) {
 /// `fd` is a protected connection from now on. What the program has set on the socket, or on the listener that it comes from, holds.
 pub(super) fn begin(fd: i32, blocking: bool) {
     if !fds::set(fd, Kind::Connection, blocking) {
-        layer::fail(&format!("descriptor {fd} is over the bound on protected descriptors"));
+        ending::fail(&format!("descriptor {fd} is over the bound on protected descriptors"));
     }
     let socket = sys::borrow(fd);
     let limit = |which| sockopt::socket_timeout(socket, which).is_ok_and(|limit| limit.is_some());

@@ -1,6 +1,5 @@
 //! What happens to descriptors: close, dup, flags, options.
 
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use radic_observer::Ready;
@@ -10,21 +9,21 @@ use radic_wire::determinant::Determinant;
 use radic_wire::process::ToNode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 
-use super::{calls, take_turns};
-use crate::children;
+use super::waiting::take_turns;
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::fds::{self, Kind, Mark};
-use crate::layer::{self, Layer, Names, sure};
+use crate::layer::{self, Layer, Names};
 use crate::links::reset;
-use crate::sys;
+use crate::{calls, children, sys, watches};
 
 /// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
 pub fn closing(fd: i32) -> Result<(), Errno> {
     match fds::kind(fd) {
         Kind::Other => {
-            super::ready::number_closed(fd);
+            watches::number_closed(fd);
             if calls::may_be_lost(fd)
                 && let Some(mut layer) = layer::enter()
             {
@@ -34,14 +33,14 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             return Ok(());
         }
         Kind::Epoll => {
-            super::ready::number_closed(fd);
-            super::ready::closed(fd);
+            watches::number_closed(fd);
+            watches::closed(fd);
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
         // Nothing of it has left the process: its close need not wait.
         Kind::Bound => {
-            super::ready::number_closed(fd);
+            watches::number_closed(fd);
             fds::clear(fd);
             if let Some(mut layer) = layer::enter() {
                 layer.bound.remove(&fd);
@@ -66,7 +65,7 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
         }
         _ => close_connection(&mut layer, fd),
     }
-    super::ready::number_closed(fd);
+    watches::number_closed(fd);
     fds::clear(fd);
     Ok(())
 }
@@ -100,7 +99,7 @@ fn close_connection(layer: &mut Layer, fd: i32) {
         return;
     }
     note_left_to_child(layer, slot);
-    super::socket::finish(layer, fd, slot, true);
+    layer.finish(fd, slot, true);
     if fds::has(fd, Mark::Linger) {
         linger(layer, fd, slot);
     }
@@ -170,7 +169,7 @@ pub fn duplicated(old: i32, new: i32) {
         return;
     }
     if kind == Kind::Epoll {
-        return super::ready::duplicated(old, new);
+        return watches::duplicated(old, new);
     }
     if matches!(kind, Kind::Output | Kind::Input | Kind::Random) {
         return fds::set_like(new, kind, old);
@@ -183,7 +182,7 @@ pub fn duplicated(old: i32, new: i32) {
         Kind::Bound => fds::set_like(new, kind, old),
         Kind::Connection | Kind::Alias => {
             let primary = layer.primary(old);
-            [primary, new].into_iter().for_each(super::ready::note_intricate);
+            [primary, new].into_iter().for_each(watches::note_intricate);
             layer.aliases.push((new, primary));
             fds::set_like(new, Kind::Alias, primary);
         }
@@ -269,19 +268,4 @@ pub fn is_another(fd: i32) -> bool {
 pub fn options_of(fd: i32) -> Option<i32> {
     let layer = layer::enter()?;
     Some(layer.options_of(fd)).filter(|other| *other != fd)
-}
-
-/// A descriptor with this very number, for a connection that replay accepts again: the program must find it taken.
-#[allow(unsafe_code)]
-pub fn place(fd: i32) -> Result<(), Errno> {
-    // A socket of the same kind: the program sets its options.
-    let new = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None)?;
-    let (one, other) = (new, fd);
-    if one.as_raw_fd() == other {
-        _ = sys::give(one);
-        return Ok(());
-    }
-    // SAFETY: the number is not open, or the program counts on what we put there; it is given to the program, not dropped.
-    let mut target = std::mem::ManuallyDrop::new(unsafe { std::os::fd::OwnedFd::from_raw_fd(other) });
-    rustix::io::dup2(&one, &mut target)
 }

@@ -5,8 +5,6 @@
 //! A call asks without waiting first. If there is nothing, and it may wait, it waits without the layer, for its own descriptors and the layer's, and asks
 //! again: so a process that waits goes on shipping, acknowledging, and learning of failures.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-
 use libc::{epoll_event, pollfd, sigset_t};
 use radic_observer::{Ready, Wait};
 use radic_wire::determinant::{Call, ReadyFd};
@@ -15,14 +13,15 @@ use radic_wire::limits::READY_FDS;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::epolls::{Epoll, Epolls, Operation, Watch};
-use super::take_turns;
+use super::waiting::{for_turn, take_turns, takes_turns, turn, wait_awhile, without};
 use crate::counters::{self, Counter};
+use crate::ending::{self, sure};
+use crate::epolls::Epoll;
 use crate::fds::{self, Kind};
-use crate::hooks::poll::kernel;
-use crate::layer::{self, Held, Layer, sure};
-use crate::lock::Lock;
-use crate::{sys, threads};
+use crate::layer::{self, Held, Layer};
+use crate::starved::{self, FULL, is_full};
+use crate::watches::{self, EPOLLS, NESTED, disarm, is_known_logged, report_restart, set_logged, watches_protected};
+use crate::{polling, sys, threads};
 
 #[cfg(test)]
 mod tests;
@@ -30,16 +29,8 @@ mod tests;
 /// The kernel's bits in the types of `poll` and of determinants.
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
-/// Depth of epolls within epolls: the kernel allows this many steps.
-const NESTED: u32 = 5;
 /// Time between two looks at an outbox that was too full for a send, in nanoseconds.
 const RELIEF_NS: u64 = 2_000_000;
-
-static EPOLLS: Lock<Epolls> = Lock::new(Epolls::new());
-/// By descriptor, 1: this epoll watches something protected, so what it reports is logged. Once so, always so.
-static LOGGED: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
-/// Times that something was watched which may make an epoll a logged one.
-static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// How long a call may wait, and what may end it.
 #[derive(Clone, Copy)]
@@ -50,170 +41,13 @@ pub struct Limit<'a> {
     pub mask: Option<&'a sigset_t>,
 }
 
-/// The program has made an epoll.
-pub fn created(epoll: i32) {
-    if layer::is_active() && fds::set(epoll, Kind::Epoll, true) {
-        EPOLLS.lock().created(epoll);
-        set_logged(epoll, false);
-    }
-}
-
-/// `new` is another descriptor of the epoll `old`.
-pub fn duplicated(old: i32, new: i32) {
-    if fds::set(new, Kind::Epoll, true) {
-        EPOLLS.lock().duplicated(old, new);
-        set_logged(new, is_known_logged(old));
-    }
-}
-
-/// What is known of a number, as long as it is the same file's.
-static NUMBERS: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
-/// In [`NUMBERS`]: an epoll has watched it.
-const WATCHED: u8 = 1;
-/// In [`NUMBERS`]: a descriptor of the program's own that was not ready as the log has it for [`PATIENCE_NS`]: nothing makes it so any more.
-const GIVEN_UP: u8 = 2;
-
-/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler
-/// closes it: what watched it ends later.
-const ENDED: u8 = 4;
-
-/// In [`NUMBERS`]: the program asks about it in a way that the kernel alone can serve: for edges, for one event, or by two numbers.
-const INTRICATE: u8 = 8;
-
-/// The program has two numbers for the file `fd`, or none of its events can be told without the kernel.
-pub fn note_intricate(fd: i32) {
-    note_number(fd, INTRICATE);
-}
-
-/// Whether each of the program's questions about `fd` can be answered without the kernel.
-pub fn is_plain(fd: i32) -> bool {
-    number(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) & INTRICATE == 0)
-}
-
-fn number(fd: i32) -> Option<&'static AtomicU8> {
-    usize::try_from(fd).ok().and_then(|at| NUMBERS.get(at))
-}
-
-fn note_number(fd: i32, what: u8) {
-    if let Some(entry) = number(fd) {
-        entry.fetch_or(what, Ordering::Relaxed);
-    }
-}
-
-/// The number `fd` is closed, or another file's since now: nothing that was known of it holds.
-pub fn number_closed(fd: i32) {
-    let Some(entry) = number(fd).filter(|entry| entry.load(Ordering::Relaxed) != 0) else { return };
-    if entry.swap(0, Ordering::Relaxed) & (WATCHED | ENDED) != 0 {
-        match EPOLLS.try_lock() {
-            Some(mut epolls) => epolls.number_closed(fd),
-            None => note_number(fd, ENDED),
-        }
-    }
-}
-
-/// Ends what watched the number `fd` before it was closed, if that was not done then.
-fn end_watches(epolls: &mut Epolls, fd: i32) {
-    if number(fd).is_some_and(|entry| entry.fetch_and(!ENDED, Ordering::Relaxed) & ENDED != 0) {
-        epolls.number_closed(fd);
-    }
-}
-
-/// The program closes an epoll.
-pub fn closed(epoll: i32) {
-    EPOLLS.lock().closed(epoll);
-    set_logged(epoll, false);
-    fds::clear(epoll);
-}
-
-/// Around a fork: keeps all other threads out, until [`leave`] in the parent and in the child.
-pub fn enter() {
-    std::mem::forget(EPOLLS.lock());
-}
-
-/// Ends what [`enter`] began.
-pub fn leave() {
-    EPOLLS.unlock_forgotten();
-}
-
-/// Whether no thread, the calling one included, is in the middle of a look at the epolls.
-pub fn is_free() -> bool {
-    !EPOLLS.is_held() && !FULL.is_held()
-}
-
-/// Another socket will be under the number `fd`. The one before may stay open under another number, and no epoll is to watch it there.
-pub fn leaving(fd: i32) {
-    for (epoll, table) in EPOLLS.lock().all() {
-        if table.of(fd).is_some() {
-            _ = kernel::control(epoll, Operation::Delete, fd, 0, 0);
-        }
-    }
-}
-
-/// Another socket is under the number `fd` since now: the epolls that watch it watch the new one.
-pub fn replaced(fd: i32) {
-    let mut epolls = EPOLLS.lock();
-    end_watches(&mut epolls, fd);
-    for (epoll, table) in epolls.all() {
-        let Some((key, watch)) = table.of(fd) else { continue };
-        let events = if watch.disarmed { (libc::EPOLLONESHOT | libc::EPOLLET) as u32 } else { watch.events };
-        // The old file may be open still, under another number; then the number is watched twice, for a while.
-        let added = kernel::control(epoll, Operation::Add, fd, events, key);
-        if added == Err(Errno::EXIST) {
-            _ = kernel::control(epoll, Operation::Modify, fd, events, key);
-        }
-    }
-}
-
-/// `epoll_ctl`. None: the epoll is none that we know; it passes through.
-pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, word: u64) -> Option<Result<(), Errno>> {
-    if fds::kind(epoll) != Kind::Epoll {
-        return None;
-    }
-    if operation == Operation::Add && fds::kind(fd) == Kind::Own {
-        return Some(Err(Errno::BADF));
-    }
-    let mut epolls = EPOLLS.lock();
-    end_watches(&mut epolls, fd);
-    let table = epolls.get_mut(epoll)?;
-    note_number(fd, WATCHED);
-    if operation != Operation::Delete && events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 != 0 {
-        note_intricate(fd);
-    }
-    let result = table.control(operation, fd, events, word, |operation, key| kernel::control(epoll, operation, fd, events, key));
-    if operation == Operation::Add && result.is_ok() && fds::kind(fd) != Kind::Other {
-        CHANGES.fetch_add(1, Ordering::Relaxed);
-    }
-    Some(result)
-}
-
-fn set_logged(epoll: i32, logged: bool) {
-    if let Some(entry) = usize::try_from(epoll).ok().and_then(|at| LOGGED.get(at)) {
-        entry.store(u8::from(logged), Ordering::Relaxed);
-    }
-}
-
-fn is_known_logged(epoll: i32) -> bool {
-    usize::try_from(epoll).ok().and_then(|at| LOGGED.get(at)).is_some_and(|entry| entry.load(Ordering::Relaxed) == 1)
-}
-
-/// Whether what is watched here makes the epoll a logged one.
-fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
-    let inner = |fd| depth < NESTED && (is_known_logged(fd) || watches_protected(epolls, fd, depth + 1));
-    let protected = |fd| match fds::kind(fd) {
-        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
-        Kind::Epoll => inner(fd),
-        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound | Kind::Random => false,
-    };
-    epolls.get(epoll).is_some_and(|table| table.watched().any(|watch| protected(watch.fd)))
-}
-
 /// The same, remembered: a watched socket may become protected (connect, listen) after it was added, so it is looked again whenever one has. The
 /// answer depends on nothing but the program's calls: replay finds the same.
 fn is_logged(layer: &Layer, epoll: i32) -> bool {
     if is_known_logged(epoll) {
         return true;
     }
-    let now = (CHANGES.load(Ordering::Relaxed), layer.listeners.len(), layer.observer.next_connection().number);
+    let now = (watches::changes(), layer.listeners.len(), layer.observer.next_connection().number);
     let mut epolls = EPOLLS.lock();
     if epolls.get(epoll).is_none_or(|table| table.looked == Some(now)) {
         return false;
@@ -246,22 +80,8 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
 /// Without the layer: only the program's words are put in.
 fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usize, Errno> {
     layer::tend_in_passing();
-    let count = kernel::epoll_within(epoll, events, limit.time, limit.mask)?;
+    let count = polling::epoll_within(epoll, events, limit.time, limit.mask)?;
     Ok(translate(EPOLLS.lock().get(epoll), events, count, |_, _| false, |_| {}))
-}
-
-/// Most descriptors of [`wait_for`].
-pub const AT_ONCE: usize = 2 * layer::AWAITED;
-
-/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: forever. Other
-/// than with `rustix`, EINTR is always a signal of the program: the checkpoint engine knows this system call, and makes it again.
-pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) -> Result<usize, Errno> {
-    // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
-    let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
-    let entries = fds.iter().map(|(fd, events)| pollfd { fd: *fd, events: events.bits() as i16, revents: 0 });
-    let count = set.iter_mut().zip(entries).map(|(to, from)| *to = from).count();
-    assert!(count == fds.len(), "at most {AT_ONCE} descriptors are waited for at once");
-    kernel::poll_within(&mut set[..count], time, Some(mask))
 }
 
 /// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through.
@@ -309,7 +129,7 @@ impl Asked<'_> {
     fn ask(&mut self, layer: &mut Layer, mask: Option<&sigset_t>, found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
         match self {
             Asked::Epoll { epoll, events } => {
-                let count = kernel::epoll_now(*epoll, events, mask)?;
+                let count = polling::epoll_now(*epoll, events, mask)?;
                 let more = knows_more(layer);
                 if count == 0 && !more {
                     return Ok(0);
@@ -325,7 +145,7 @@ impl Asked<'_> {
                 if more || layer.links.is_any_down() { add_known(layer, *epoll, events, found) } else { Ok(count) }
             }
             Asked::Poll { fds } => {
-                let count = kernel::poll_now(fds, mask)?;
+                let count = polling::poll_now(fds, mask)?;
                 if count == 0 && !knows_more(layer) {
                     return Ok(0);
                 }
@@ -519,32 +339,24 @@ fn add_known(layer: &Layer, epoll: i32, events: &mut [epoll_event], found: &mut 
     Ok(found.len())
 }
 
-/// The program was told of `fd` without the kernel. If its watch is to be reported once only, the program must not hear of it from the kernel, too.
-fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
-    if let Some(key) = table.disarm(fd) {
-        // Errors are always reported, but once only, and then not to the program.
-        _ = kernel::control(epoll, Operation::Modify, fd, (libc::EPOLLONESHOT | libc::EPOLLET) as u32, key);
-    }
-}
-
 /// Time for a descriptor of the program's own to be ready as the log has it, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Whether the recorded readiness of the program's own descriptors (eventfds, pipes, timers) is true now. Threads wake each other
 /// by them: reported too early, a thread would find nothing and then wait forever. `due`: until when the call waits for it.
 fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
-    let is_waited_for = |fd: u32| number(fd as i32).is_some_and(|entry| entry.load(Ordering::Relaxed) & GIVEN_UP == 0);
+    let is_waited_for = |fd: u32| !watches::is_given_up(fd as i32);
     let own = set.iter().filter(|ready| fds::kind(ready.fd as i32) == Kind::Other && is_waited_for(ready.fd));
     let is_missing = |ready: &&ReadyFd| {
         let mut polled = [pollfd { fd: ready.fd as i32, events: ready.events as i16, revents: 0 }];
-        kernel::poll_now(&mut polled, None) == Ok(0)
+        polling::poll_now(&mut polled, None) == Ok(0)
     };
     let Some(missing) = own.into_iter().find(is_missing) else { return true };
     let now = sys::now();
     if now < *due.get_or_insert(now + PATIENCE_NS) {
         return false;
     }
-    note_number(missing.fd as i32, GIVEN_UP);
+    watches::give_up(missing.fd as i32);
     *due = None;
     is_so(set, due)
 }
@@ -579,7 +391,7 @@ impl<'a> Waiting<'a> {
                 match result {
                     Again::Over(result) => return result,
                     Again::Wait => {
-                        layer = super::for_turn(layer, |layer| self.wait(layer))?;
+                        layer = for_turn(layer, |layer| self.wait(layer))?;
                         continue;
                     }
                     Again::Turn => {
@@ -604,7 +416,7 @@ impl<'a> Waiting<'a> {
                 }
                 // It waits for other threads, and none of its descriptors is in the log.
                 Ok(0) if !self.logged && self.limit.time.is_none() => {
-                    layer = super::for_turn(layer, |layer| self.wait(layer))?;
+                    layer = for_turn(layer, |layer| self.wait(layer))?;
                 }
                 Ok(0) => layer = self.wait(layer)?,
                 Ok(count) => return Ok(self.ready(&mut layer, count)),
@@ -625,7 +437,7 @@ impl<'a> Waiting<'a> {
             Ready::Live => return None,
             Ready::Set(count) => match self.asked.show(&room[..count]) {
                 Some(count) => Again::Over(Ok(count)),
-                None => layer::diverged(&self.asked.differs(layer, &room[..count])),
+                None => ending::diverged(&self.asked.differs(layer, &room[..count])),
             },
             Ready::Outcome(errno) => Again::Over(Err(Errno::from_raw_os_error(errno as i32))),
             Ready::Nothing => {
@@ -654,7 +466,7 @@ impl<'a> Waiting<'a> {
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
         if layer.replayer.is_some() {
             let until = self.left().map_or(u64::MAX, |left| sys::now().saturating_add(left));
-            return super::wait_awhile(layer, &[], until);
+            return wait_awhile(layer, &[], until);
         }
         let signals = layer.take_signals();
         layer.tend();
@@ -662,9 +474,9 @@ impl<'a> Waiting<'a> {
             layer.give_signals(signals);
             return Ok(layer);
         }
-        let starved = STARVED.load(Ordering::Relaxed);
+        let starved = starved::are_there();
         // What is writable for the kernel only would end the wait at once.
-        let mut set = if starved || super::takes_turns(&layer) { Vec::new() } else { self.asked.awaited() };
+        let mut set = if starved || takes_turns(&layer) { Vec::new() } else { self.asked.awaited() };
         set.extend(layer.awaited().map(|(fd, events)| pollfd { fd, events: events.bits() as i16, revents: 0 }));
         let mut left = self.left();
         if starved {
@@ -674,11 +486,11 @@ impl<'a> Waiting<'a> {
             let due = due.saturating_sub(sys::now());
             left = Some(left.map_or(due, |left| left.min(due)));
         }
-        if let Some(turn) = super::turn(&layer) {
+        if let Some(turn) = turn(&layer) {
             left = Some(left.map_or(turn, |left| left.min(turn)));
         }
         let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
-        let (mut layer, polled) = super::without(layer, || kernel::poll_within(&mut set, left, Some(&mask)))?;
+        let (mut layer, polled) = without(layer, || polling::poll_within(&mut set, left, Some(&mask)))?;
         layer.give_signals(signals);
         match polled {
             Ok(_) => Ok(layer),
@@ -692,9 +504,9 @@ impl<'a> Waiting<'a> {
     fn give_way(&mut self, layer: Held) -> Result<Held, Errno> {
         self.has_slept = true;
         // What is writable for the kernel only would end the sleep at once.
-        let set = if STARVED.load(Ordering::Relaxed) { Vec::new() } else { self.asked.awaited() };
+        let set = if starved::are_there() { Vec::new() } else { self.asked.awaited() };
         let set: Vec<_> = set.iter().map(|polled| (polled.fd, PollFlags::from_bits_retain(polled.events as u16))).collect();
-        super::wait_awhile(layer, &set, sys::now() + GIVES_WAY_NS)
+        wait_awhile(layer, &set, sys::now() + GIVES_WAY_NS)
     }
 
     fn nothing(&self, layer: &mut Layer) -> usize {
@@ -736,30 +548,9 @@ enum Again {
     Now,
 }
 
-/// Connections on which a send had to be refused, or taken in part, because the outbox was full.
-static FULL: Lock<Full> = Lock::new(Full { connections: Vec::new(), asked: 0 });
-/// Whether there are any.
-static STARVED: AtomicBool = AtomicBool::new(false);
-
-struct Full {
-    connections: Vec<i32>,
-    /// When it was last asked what is stable.
-    asked: u64,
-}
-
-/// A send on `fd` was refused, or taken in part, because the outbox was full. The kernel knows nothing of that: to a program that waits until it may
-/// send again it would say at once that it may, or, if the program waits for the edge (EPOLLET), never.
-pub fn refused(fd: i32) {
-    let mut full = FULL.lock();
-    if !full.connections.contains(&fd) {
-        full.connections.push(fd);
-    }
-    STARVED.store(true, Ordering::Relaxed);
-}
-
 /// Asks what is stable, and has the kernel report again, to edge-triggered epolls, the connections for which there is room again.
 fn relieve(layer: &mut Layer) {
-    if !STARVED.load(Ordering::Relaxed) {
+    if !starved::are_there() {
         return;
     }
     let (now, mut full) = (sys::now(), FULL.lock());
@@ -769,7 +560,7 @@ fn relieve(layer: &mut Layer) {
         layer.ask_stable();
     }
     let epolls = EPOLLS.lock();
-    full.connections.retain(|fd| {
+    full.retain(|fd| {
         let slot = layer.observer.table().slot_of(layer.primary(*fd) as u32);
         let starved = slot.ok().filter(|slot| !layer.observer.has_room(*slot));
         match starved {
@@ -778,19 +569,4 @@ fn relieve(layer: &mut Layer) {
         }
         starved.is_some()
     });
-    STARVED.store(!full.connections.is_empty(), Ordering::Relaxed);
-}
-
-fn report_restart(epolls: &Epolls, fd: i32) {
-    let edge = |watch: &Watch| watch.events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 == libc::EPOLLET as u32;
-    for (epoll, table) in epolls.all() {
-        if let Some((key, watch)) = table.of(fd).filter(|(_, watch)| edge(watch)) {
-            _ = kernel::control(epoll, Operation::Modify, fd, watch.events, key);
-        }
-    }
-}
-
-/// Whether the kernel's word that `fd` can be written is not for the program: a send would be refused again.
-fn is_full(fd: i32) -> bool {
-    STARVED.load(Ordering::Relaxed) && FULL.lock().connections.contains(&fd)
 }

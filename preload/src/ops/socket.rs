@@ -4,18 +4,20 @@ use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::connection::{Connection, Link, Slot};
 use radic_observer::links::Ending;
-use radic_observer::{Error, Observer, Receive, Send, Source, Transmit, Wait};
+use radic_observer::{Observer, Receive, Send, Source, Transmit, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::{clip_mut, pieces, take_turns, takes_turns, wait, wait_awhile};
+use super::waiting::{take_turns, takes_turns, wait, wait_awhile};
+use crate::buffers::{clip_mut, pieces};
 use crate::counters::{self, Counter};
+use crate::ending::sure;
 use crate::fds::{self, Kind, Mark};
-use crate::layer::{self, Held, Layer, sure};
+use crate::layer::{self, Held, Layer};
 use crate::links::reset;
-use crate::sys;
+use crate::{starved, sys};
 
 /// Bytes of a message that leaves before it is kept.
 const LARGE: usize = 4 << 10;
@@ -369,7 +371,7 @@ impl Sending {
         if layer.observer.is_full(self.slot) {
             layer.note_full(self.slot);
         }
-        super::ready::refused(self.fd);
+        starved::refused(self.fd);
     }
 
     /// Whether this call still waits for room.
@@ -496,20 +498,7 @@ pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
         sure(layer.observer.shut_reading(fd as u32));
     }
     if how != libc::SHUT_RD {
-        finish(&mut layer, fd, slot, false);
+        layer.finish(fd, slot, false);
     }
     Some(Ok(()))
-}
-
-/// Ends the outgoing direction, and, if `closed`, the other one. The node knows before the peer can.
-pub fn finish(layer: &mut Layer, fd: i32, slot: Slot, closed: bool) {
-    if closed {
-        layer.handle_closing(slot);
-    }
-    let end = |layer: &mut Layer| -> Result<bool, Error> { Ok(layer.observer.finish(fd as u32)?.is_none()) };
-    while !sure(end(layer)) {
-        layer.pass_gate();
-    }
-    layer.tell_finished(slot, closed);
-    layer.transmit(slot);
 }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use radic_observer::Reading;
 
-use super::take_turns;
-use crate::layer::{self, sure};
+use super::waiting::take_turns;
+use crate::ending::sure;
+use crate::layer;
 
 /// Whether readings are recorded: off until the process has joined a job that wants it.
 static RECORDS: AtomicBool = AtomicBool::new(false);

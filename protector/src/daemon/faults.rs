@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use radic_wire::local::Fault;
+use radic_wire::fault::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};

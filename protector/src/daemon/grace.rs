@@ -52,7 +52,7 @@ async fn checkpoint_jobs(folder: &Folder, me: &NodeName) -> Result<usize> {
 async fn jobs_here(folder: &Folder, me: &NodeName) -> Result<BTreeSet<JobId>> {
     match Connection::open(folder).await?.ask(&Request::Status).await? {
         Reply::Status(status) => {
-            let here = |process: &&radic_wire::local::ProcessInfo| {
+            let here = |process: &&radic_wire::report::ProcessInfo| {
                 process.node == *me && process.running && process.protect == Protect::On
             };
             Ok(status.processes.iter().filter(here).map(|process| process.job).collect())

@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use radic_ckpt::control::Restorable;
+use radic_wire::fault::Fault;
 use radic_wire::ids::{JobId, NodeName, ProcessId};
 use radic_wire::job::exit_code;
-use radic_wire::local::Fault;
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};

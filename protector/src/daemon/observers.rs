@@ -6,8 +6,7 @@ use radic_wire::ids::ProcessId;
 use radic_wire::process::{FRAME, FromNode, SOCKET_NAME, ToNode};
 
 use super::local::Service;
-use crate::node::Input;
-use crate::node::observers::ObserverId;
+use crate::node::{Input, ObserverId};
 
 /// Serves observers.
 pub struct ForObservers;

@@ -12,9 +12,10 @@ use radic_ckpt::control;
 use radic_ckpt::{Mode, Request, Tracking};
 use radic_wire::ids::Incarnation;
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{CutStreams, FromProtector, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::mac::JobKey;
+use radic_wire::span::Span;
 use tokio::task::LocalSet;
 
 use super::super::sys;

@@ -14,7 +14,8 @@ use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
 
-use super::{Action, ConnectionNumber, LogServer, Precedence, Reason, Role, What};
+use super::LogServer;
+use super::types::{Action, ConnectionNumber, Precedence, Reason, Role, What};
 use crate::store::Speaker;
 
 /// Time until a replica is dialed again; it doubles.

@@ -7,7 +7,8 @@ use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, HeldImage};
 
-use super::{Action, ConnectionNumber, LogServer, Reason, Role, Verification, What};
+use super::LogServer;
+use super::types::{Action, ConnectionNumber, Reason, Role, Verification, What};
 use crate::store::{File, Notice, Output, Speaker};
 
 /// A write that the driver was told to do.

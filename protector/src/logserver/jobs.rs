@@ -9,7 +9,8 @@ use radic_wire::log::FromProtector;
 use radic_wire::peer::Revival;
 use radic_wire::process::Protection;
 
-use super::{Action, LogServer, Reason, Role, Status};
+use super::LogServer;
+use super::types::{Action, Reason, Role, Status};
 use crate::store::{LineHeld, NoRestart, Restart, Speaker};
 
 /// Ended jobs that are remembered: their processes are refused.

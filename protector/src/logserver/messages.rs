@@ -5,7 +5,8 @@ use std::time::Duration;
 use radic_wire::ids::ProcessId;
 use radic_wire::log::{FromProtector, ToProtector};
 
-use super::{ConnectionNumber, LogServer, Next, Reason, Role};
+use super::LogServer;
+use super::types::{ConnectionNumber, Next, Reason, Role};
 use crate::store::Speaker;
 
 impl LogServer {

@@ -10,9 +10,10 @@ use radic_wire::log::LogPart;
 use radic_wire::peer::{Answer, Flow, Revival};
 use radic_wire::process::Protection;
 
+use super::LogServer;
 #[cfg(doc)]
-use super::Action;
-use super::{LogServer, Status};
+use super::types::Action;
+use super::types::Status;
 use crate::store::LineHeld;
 
 /// What this node's log service is to do. A question has the node that asks, and the question's number there.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use radic_wire::ids::ProcessId;
 
-use super::{Action, ConnectionNumber, LogServer, Reason, Role};
+use super::LogServer;
+use super::types::{Action, ConnectionNumber, Reason, Role};
 
 /// Images that are sent at once.
 const AT_ONCE: usize = 4;

@@ -1,13 +1,16 @@
 //! What the server decides about connections, with no network at all. What is held and acknowledged is the store's, and has its
 //! tests there.
 
+use std::net::SocketAddr;
+
 use proptest::prelude::*;
 use radic_wire::bytes::Writer;
 use radic_wire::ids::Rank;
-use radic_wire::log::Span;
 use radic_wire::peer::Revival;
+use radic_wire::span::Span;
 
 use super::*;
+use crate::store::{self, NoRestart, StoreError};
 
 const REPLICA: &str = "10.0.0.2:9";
 

@@ -51,6 +51,7 @@
 
 mod agree;
 mod detect;
+mod evidence;
 mod found;
 mod output;
 pub mod ring;
@@ -77,7 +78,7 @@ use views::Known;
 
 use crate::random::Random;
 
-pub use detect::Evidence;
+pub use evidence::Evidence;
 pub use output::{Loss, MembershipEvent, Output, Peer, Reason};
 pub use timing::Timing;
 pub use views::Views;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::ids::NodeId;
 use radic_wire::membership::{Departure, Member, MembershipMessage, Refusal, View};
 
-use super::Evidence;
+use super::evidence::Evidence;
 
 /// A node to send to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

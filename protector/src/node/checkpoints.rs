@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
-use radic_wire::local::RankCheckpoint;
 use radic_wire::peer::{Answer, PeerMessage, Unprotected};
 use radic_wire::process::{Counters, FromNode, Interval, Protect};
+use radic_wire::report::RankCheckpoint;
 
 use super::events::About;
 use super::host::Host;

@@ -1,4 +1,4 @@
-//! Children of ranks that take connections at listeners of their rank's (`preload/src/child.rs`).
+//! Children of ranks that take connections at listeners of their rank's (`preload/src/ops/child.rs`).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use radic_wire::ids::ProcessId;
 use radic_wire::peer::Unprotected;
 use radic_wire::process::{FromNode, StreamEnd};
 
-use super::observers::ObserverId;
+use super::numbers::ObserverId;
 use super::{Node, Output};
 
 impl Node {

@@ -4,26 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
-use radic_wire::event::{Event, EventName};
+use radic_wire::event::EventName;
+use radic_wire::fault::Fault;
 use radic_wire::ids::{Epoch, JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{JobInfo, JobSpec, Placement};
+use radic_wire::job::{JobInfo, JobSpec, Ward};
 use radic_wire::limits;
-use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
 use radic_wire::log::HeldLog;
 use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, Revival, ToHome, Ward};
+use radic_wire::peer::{Answer, PeerMessage, Query, Revival, ToHome};
 use radic_wire::process::{Protect, Protection};
+use radic_wire::report::{LogSizes, ProcessInfo, RankCheckpoint};
 use radic_wire::suspension::{Resumption, Suspension};
 
-use super::calls::{GATHER, Purpose};
+use super::calls::GATHER;
+use super::client::{Client, Shown, Wanted};
 use super::events::About;
-use super::following::Passed;
 use super::host::NameRequest;
+use super::numbers::ClientId;
 use super::phase::Phase;
 use super::placement::place;
-use super::sessions::Shown;
+use super::purpose::Purpose;
 use super::suspension::not_away;
-use super::{ClientId, Node, Output, Stop, checkpoints};
+use super::{Node, Output, Stop, checkpoints};
 use crate::membership::ring::watcher_of;
 
 /// Time that a log service has to answer a command.
@@ -31,43 +34,6 @@ const LOG: Duration = Duration::from_secs(10);
 
 /// Ranks in one message to a command.
 const RANKS_AT_ONCE: usize = 1024;
-
-/// What a connected command is doing.
-#[derive(Debug)]
-pub(super) enum Client {
-    /// The command has said nothing yet.
-    New,
-    /// The command may make its request.
-    Idle,
-    /// The command's request waits for the answers of all nodes.
-    Gathering,
-    /// The command shows a job, as a terminal.
-    Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
-    /// The command writes down a job whose ranks are stopped, or waits for the end of that job.
-    Suspending { job: JobId, home: NodeId },
-    /// The command gives the logs and images of a suspended job to the protectors, one for each node of the placement.
-    Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
-    /// The command waits for the end of a job that it has asked to be killed.
-    Killing { job: JobId, home: NodeId },
-    /// The command follows events: how far it has those of each node, and the new ones that came before the past ones were
-    /// gathered.
-    Following { sent: BTreeMap<NodeName, Passed>, early: Option<Vec<Event>> },
-    /// The command reads what that node holds of a process. `busy` while a read is under way.
-    Reading { holder: NodeId, process: ProcessId, busy: bool },
-    /// The command has its answer.
-    Finished,
-}
-
-/// What a command wants to do with the job that it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    Attach,
-    Kill,
-    Checkpoint,
-    Suspend,
-    Log(Rank),
-    KillRank(Rank),
-}
 
 impl Node {
     pub(super) fn reply(&mut self, client: ClientId, reply: Reply) {

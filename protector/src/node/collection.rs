@@ -22,8 +22,8 @@ use radic_wire::peer::{Answer, Deaths, HeldCauses, PeerMessage, Query};
 use radic_wire::process::{FromNode, LogMode};
 use serde_bytes::ByteBuf;
 
-use super::calls::Purpose;
 use super::events::About;
+use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::wards::Protected;
 use super::{Node, Output};

@@ -8,10 +8,11 @@ use radic_wire::limits;
 use radic_wire::peer::Query;
 
 use super::Node;
-use super::calls::Purpose;
 use super::checkpoints::Schedule;
 use super::events::About;
-use super::observers::{ObserverId, STORE};
+use super::numbers::ObserverId;
+use super::observers::STORE;
+use super::purpose::Purpose;
 
 /// Time during which a protector that does not say that it has forgotten a process is asked again: as long as a process without a
 /// protector waits for one.

@@ -8,20 +8,13 @@ use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::local::Reply;
 use radic_wire::peer::{Answer, PeerMessage, Query};
 
-use super::calls::Purpose;
-use super::clients::Client;
-use super::{ClientId, Node};
+use super::Node;
+use super::client::{Client, Passed};
+use super::numbers::ClientId;
+use super::purpose::Purpose;
 
 /// Events in one message to a command.
 const EVENTS_AT_ONCE: usize = 256;
-
-/// How far a command has the events of one node: the number of the daemon's last `start` that it has, if any, and of its last
-/// event.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Passed {
-    start: Option<u64>,
-    last: u64,
-}
 
 impl Node {
     pub(super) fn events_for(&mut self, now: Duration, client: ClientId, follow: bool) {

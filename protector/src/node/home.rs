@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, Rank, Seat};
-use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
+use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, Ward, exit_code};
 use radic_wire::peer::{
-    Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected, Ward,
+    Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected,
 };
 use radic_wire::process::{PayloadMode, Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;

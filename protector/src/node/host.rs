@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
-use radic_wire::peer::{FromHost, HostReport, JobEnd, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
+use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, Ward, exit_code};
+use radic_wire::peer::{FromHost, HostReport, JobEnd, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected};
 use radic_wire::process::{Point, ProgramEnd, Protect, Protection};
 use serde_bytes::ByteBuf;
 

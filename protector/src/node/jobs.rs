@@ -6,10 +6,10 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{EndReason, Outcome, OutputStream};
 use radic_wire::limits;
-use radic_wire::local::RankInfo;
 use radic_wire::mac::key_space;
-use radic_wire::peer::{FromHost, PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
+use radic_wire::peer::{FromHost, PeerMessage, ToHome, ToHost, ToSession, ToStore};
 use radic_wire::process::{Protect, Protection};
+use radic_wire::report::{RankInfo, Report};
 
 use super::events::About;
 use super::home::{Home, HomeOutput};

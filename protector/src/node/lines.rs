@@ -10,12 +10,12 @@ use radic_wire::job::ExitStatus;
 use radic_wire::peer::{Answer, JobEnd, Left, LineAnswer, LineStep, MpiPhase, PeerMessage, Query, ToHome, ToHost, ToStore};
 use radic_wire::process::{FromNode, Interval, PayloadMode, ProgramEnd, Room};
 
-use super::calls::Purpose;
 use super::checkpoints::SHORTEST;
 use super::events::About;
 use super::home::Home;
 use super::line::{JobLines, Step};
 use super::observers::Observed;
+use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::wards::Protected;
 use super::{Node, Output};

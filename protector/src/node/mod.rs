@@ -14,8 +14,10 @@ mod call;
 mod calls;
 mod checkpoints;
 mod children;
+mod client;
 mod clients;
 mod collection;
+mod config;
 mod early;
 mod endings;
 pub mod events;
@@ -33,10 +35,13 @@ mod lines;
 mod lives;
 mod majority;
 mod next_home;
+mod numbers;
 pub mod observers;
 mod outlet;
 mod phase;
 pub mod placement;
+mod protecting;
+mod purpose;
 mod recovery;
 pub mod registry;
 pub mod replays;
@@ -52,35 +57,37 @@ mod watching;
 mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
+use radic_wire::fault::Fault;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
 use radic_wire::job::{ExitStatus, OutputStream};
-use radic_wire::key::ClusterKey;
-use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
+use radic_wire::local::{NodeState, Reply, Request};
 use radic_wire::membership::{Departure, Member, MembershipMessage, Refusal, View};
 use radic_wire::peer::{Answer, PeerMessage, Query};
-use radic_wire::process::{Counters, FromNode, ToNode};
+use radic_wire::process::{FromNode, ToNode};
+use radic_wire::report::ProcessInfo;
 use serde_bytes::ByteBuf;
 
-use self::calls::Gather;
-use self::clients::Client;
-use self::collection::Collections;
-
 use self::call::Call;
+use self::calls::Gather;
+use self::client::Client;
+use self::collection::Collections;
+pub use self::config::NodeConfig;
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
-use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
+use self::host::{Host, HostOutput, NameRequest, SpawnError};
 use self::lines::Lines;
-use self::observers::{ObserverId, Observers};
+pub use self::numbers::{ClientId, ObserverId};
+use self::observers::Observers;
 use self::phase::Phase;
 use self::recovery::Recovery;
 use self::registry::Registry;
-use self::replays::{Activity, Watched};
+use self::replays::Watched;
 use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Loss, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
@@ -94,10 +101,6 @@ const NAMED: usize = 64;
 const LEAVE: Duration = Duration::from_secs(2);
 /// Time that a joining node tries to get into a view.
 const JOIN: Duration = Duration::from_secs(30);
-
-/// A connection of a `radic` command. The driver numbers them and never uses a number twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientId(pub u64);
 
 /// What happened.
 #[derive(Debug)]
@@ -202,43 +205,6 @@ pub enum Output {
     Die,
     /// Cause this fault here.
     Fault(Fault),
-}
-
-/// What a node knows of itself at its start.
-#[derive(Debug, Clone)]
-pub struct NodeConfig {
-    /// This node, as other nodes will know it.
-    pub me: Member,
-    /// The node's own part of the environment of ranks.
-    pub environment: HostEnvironment,
-    /// The wall clock at the daemon's start, in microseconds since 1970.
-    pub wall_us: u64,
-    /// Seed for job numbers and retry times.
-    pub seed: u64,
-    /// The addresses to join at. If empty, this node makes view 1 of itself.
-    pub join: Vec<SocketAddr>,
-    /// How many others must ask this node to be let in before it founds a cluster itself; none: it never does, if it is to join.
-    pub found: Option<usize>,
-    /// The membership's times.
-    pub timing: membership::Timing,
-    /// Tells the daemon's resident memory, in bytes.
-    pub memory: fn() -> u64,
-    /// Memory that the programs of this node may have together, in bytes.
-    pub machine_memory: u64,
-    /// Tells this machine's addresses.
-    pub addresses: fn() -> Vec<IpAddr>,
-    /// Tells what the process with this number has counted, if it runs under the library.
-    pub counters: fn(u32) -> Option<Counters>,
-    /// Tells what the kernel says of the process with this number, if it is there.
-    pub activity: fn(u32) -> Option<Activity>,
-    /// Time that a process which is catching up may wait without progress. If None, the node computes it.
-    pub replay_limit: Option<Duration>,
-    /// Tells why a fault cannot be caused at the node with this address, if it cannot.
-    pub refuse_fault: fn(Fault, IpAddr) -> Result<(), String>,
-    /// Where this daemon serves its page and metrics, if it does.
-    pub http: Option<SocketAddr>,
-    /// The cluster's key, from which those of jobs are derived.
-    pub key: ClusterKey,
 }
 
 /// One protector.
@@ -748,7 +714,7 @@ impl Node {
             NameRequest::Publish { name, .. } | NameRequest::Lookup(name) => Query::LookupName(name.clone()),
             NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
         };
-        self.gather(now, calls::Purpose::Name { job, rank, request }, &query);
+        self.gather(now, purpose::Purpose::Name { job, rank, request }, &query);
     }
 }
 

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::Ward;
 use radic_wire::limits;
-use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost, Ward};
+use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost};
 
 use super::Node;
-use super::calls::Purpose;
 use super::events::About;
 use super::home::Home;
 use super::host::Host;
+use super::purpose::Purpose;
 
 /// What is known of next homes, and of next epochs.
 #[derive(Debug, Default)]

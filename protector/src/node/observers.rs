@@ -10,18 +10,19 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
 use radic_wire::process::{Counters, FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
+use radic_wire::report::ProcessInfo;
 
 use super::away::Vacancy;
 use super::call::Call;
-use super::calls::Purpose;
 use super::checkpoints::Schedule;
 use super::events::About;
 use super::host::Host;
+use super::numbers::ObserverId;
+use super::purpose::Purpose;
 use super::{Node, Output, registry};
 use crate::membership::ring::watcher_of;
 
@@ -36,10 +37,6 @@ pub(super) const STORE: Duration = Duration::from_secs(5);
 const ALONE: u32 = 15;
 /// What has become of a program that was to answer a request.
 const REPLACED: &str = "it has ended, or runs another program";
-
-/// A connection of an observer; the driver numbers them and never uses a number twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObserverId(pub u64);
 
 /// The observers of this node.
 #[derive(Debug, Default)]

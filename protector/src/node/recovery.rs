@@ -16,15 +16,15 @@ use radic_wire::mac::key_space;
 use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
 use radic_wire::process::{FromNode, PayloadMode, Point, Restart};
 
-use super::calls::Purpose;
 use super::endings::Endings;
 use super::events::About;
 use super::here::Here;
 use super::host::Host;
 use super::majority::Majority;
 use super::next_home::NextHomes;
-use super::observers::ObserverId;
+use super::numbers::ObserverId;
 use super::phase::Phase;
+use super::purpose::Purpose;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::membership::Loss;

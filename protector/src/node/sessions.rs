@@ -1,36 +1,20 @@
 //! Terminals: what a command is shown of a job, and what becomes of it when the job's home is lost.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
-use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, exit_code};
+use radic_wire::ids::{Epoch, JobId, NodeId};
+use radic_wire::job::{EndReason, OnLoss, Outcome, exit_code};
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
-use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
+use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
-use super::calls::Purpose;
-use super::clients::Client;
-use super::{ClientId, Node};
+use super::Node;
+use super::client::{Client, Shown};
+use super::numbers::ClientId;
+use super::purpose::Purpose;
 
 /// Time that a terminal waits for the new home of a job.
 const NEW_HOME: Duration = Duration::from_secs(40);
-
-/// What a terminal was shown, and what it does if the job's home is lost.
-#[derive(Debug, Default)]
-pub(super) struct Shown {
-    /// Of each stream: the offset of the next byte. What a new home sends once more is left out.
-    pub(super) next: BTreeMap<(Rank, OutputStream), u64>,
-    /// The command knows which job it is.
-    pub(super) attached: bool,
-    /// The job goes on without its home.
-    pub(super) protected: bool,
-    /// Until when another home may come, while the terminal waits for one.
-    pub(super) waits: Option<Duration>,
-    /// What was started here, if it is protected. If no other node knows of the job any more, this is enough to restart it from
-    /// the beginning.
-    pub(super) ward: Option<Box<Ward>>,
-}
 
 impl Node {
     pub(super) fn handle_in_session(&mut self, client: ClientId, job: JobId, home: &NodeId, request: Request) {

@@ -26,8 +26,8 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::membership::View;
 use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood, ToHome, ToStore};
 
-use super::calls::Purpose;
 use super::events::About;
+use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::local::LogSizes;
 use radic_wire::peer::{Answer, Left, PeerMessage, Query, ToStore};
 use radic_wire::process::{FromNode, Protect};
+use radic_wire::report::LogSizes;
 
 use super::events::About;
 use super::host::Host;

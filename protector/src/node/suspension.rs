@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::Ward;
 use radic_wire::limits;
-use radic_wire::peer::{FromHost, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore, Ward};
+use radic_wire::peer::{FromHost, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::events::About;

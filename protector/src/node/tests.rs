@@ -13,16 +13,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proptest::prelude::*;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Epoch, Incarnation, NodeName, Seat};
-use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, RestartOn};
+use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, RestartOn, Ward};
+use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::log::ImageRange;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{
-    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore, Ward,
+    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore,
 };
-use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd};
+use radic_wire::process::{Counters, Interval, Place, Point, Protect, Protection, StreamEnd};
 
+use super::host::HostEnvironment;
 use super::*;
 
 /// A job's rank as far as the node can see: what it reads and writes.

@@ -10,9 +10,11 @@ use radic_wire::local::{NodeStatus, Reply, Traffic};
 use radic_wire::membership::Role;
 use radic_wire::peer::{Answer, Flow, Query};
 
-use super::calls::{GATHER, Purpose};
-use super::clients::Client;
-use super::{ClientId, Node};
+use super::Node;
+use super::calls::GATHER;
+use super::client::Client;
+use super::numbers::ClientId;
+use super::purpose::Purpose;
 
 impl Node {
     pub(super) fn node_status_for(&mut self, now: Duration, client: ClientId) {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId};
-use radic_wire::job::{JobSpec, Placement, RestartOn};
-use radic_wire::peer::Ward;
+use radic_wire::job::{JobSpec, Placement, RestartOn, Ward};
 use radic_wire::process::{Place, Protect};
 
 use super::Node;

@@ -2,7 +2,8 @@
 
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::ProcessId;
-use radic_wire::log::{ImageState, Span};
+use radic_wire::log::ImageState;
+use radic_wire::span::Span;
 
 use super::Store;
 use super::images::Image;

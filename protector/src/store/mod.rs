@@ -14,6 +14,7 @@
 mod causes;
 mod forgetting;
 mod images;
+mod learning;
 mod lines;
 mod log;
 mod payload;
@@ -32,8 +33,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
-use radic_wire::log::{FromProtector, ImageRange, ImageState, Span, ToProtector};
+use radic_wire::log::{FromProtector, ImageRange, ImageState, ToProtector};
 use radic_wire::process::PayloadMode;
+use radic_wire::span::Span;
 
 use self::images::Image;
 pub use self::lines::LineHeld;

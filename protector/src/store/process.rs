@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
-use radic_wire::log::{HeldImage, Span};
+use radic_wire::log::HeldImage;
+use radic_wire::span::Span;
 
 use super::causes::Causes;
 use super::images::{Image, Images};

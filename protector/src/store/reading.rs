@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, HeldLog, HeldStream, ImageState, LogPart, Span};
+use radic_wire::log::{FromProtector, HeldLog, HeldStream, ImageState, LogPart};
+use radic_wire::span::Span;
 
 use super::log::Log;
 use super::types::{File, Output, Place, Speaker, StoreError, Usage};

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, NewCauses, Span, ToProtector};
+use radic_wire::log::{FromProtector, NewCauses, ToProtector};
+use radic_wire::span::Span;
 
 use super::payload::Unstable;
 use super::role::Replica;

@@ -15,7 +15,7 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::faults::{BadNetwork, Done, Due, Faults};
 use super::segment::{self, Mac};
-use crate::netns::{self, inside};
+use crate::namespace::{self, inside};
 
 /// The longest payload of a frame, as networks of clusters have it, and the longest frame.
 const MTU: u16 = 9_000;
@@ -106,7 +106,7 @@ impl State {
 pub fn is_possible() -> bool {
     let device =
         || fs::File::options().read(true).write(true).open("/dev/net/tun").map_err(|error| format!("/dev/net/tun: {error}"));
-    let possible = netns::available().and_then(|()| device());
+    let possible = namespace::available().and_then(|()| device());
     if let Err(why) = &possible {
         println!("SKIPPED: no switch of the test's own: {why}");
     }

@@ -23,10 +23,10 @@ use radic_protector::folder;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::plot::{Panel, Row, Spread};
+use super::figures::{Comparison, Spread, Times, busy};
+use super::plot::{Panel, PlotArgs, Row};
 use super::rival::Rival;
 use super::subject::READY;
-use super::{Comparison, PlotArgs, Times};
 use crate::ckpt::library;
 use crate::client;
 use crate::format::report;
@@ -115,7 +115,7 @@ pub(super) fn measure(args: &CkptArgs) -> Result<()> {
     let (rival, why) = Rival::find();
     let steps = STEPS + u64::from(rival.is_some());
     bench.progress.begin("checkpoints", Unit::Steps, Some(steps * u64::from(args.rounds)));
-    let busy = super::busy();
+    let busy = busy();
     let mut samples = Samples::default();
     for round in 1..=args.rounds {
         bench.round = round;

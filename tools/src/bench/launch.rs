@@ -13,9 +13,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use super::plot::{Panel, Row};
+use super::figures::{Comparison, size};
+use super::plot::{Panel, PlotArgs, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
-use super::{Comparison, PlotArgs, size};
 use crate::client::Cluster;
 use crate::progress::{Progress, Unit};
 

@@ -1,17 +1,12 @@
 //! `radic bench`: what RADIC costs.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
-use clap::{Args, Subcommand};
-use serde::Serialize;
+use clap::Subcommand;
 
-use self::plot::{Panel, Spread};
 use crate::client::Cluster;
-use crate::file::NewFile;
-use crate::format::{print, print_json, report};
 
 mod ckpt;
+mod figures;
 mod launch;
 mod net;
 mod plot;
@@ -68,130 +63,5 @@ pub(crate) fn dispatch(cluster: &Cluster, command: &BenchCommand) -> Result<()> 
         BenchCommand::Ckpt(args) => ckpt::measure(args),
         BenchCommand::Recover(args) => recover::measure(args),
         BenchCommand::Subject(args) => subject::run(args),
-    }
-}
-
-/// Of a message.
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..1_048_576 => format!("{} KiB", bytes >> 10),
-        _ => format!("{} MiB", bytes >> 20),
-    }
-}
-
-/// Where the picture goes.
-#[derive(Args)]
-struct PlotArgs {
-    /// Draw the figures with their spread, and their targets, into this new file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-}
-
-impl PlotArgs {
-    /// The file, made before anything is measured: minutes later would be too late to hear that it cannot be.
-    fn begin(&self) -> Result<Option<NewFile>> {
-        self.svg.as_deref().map(NewFile::create).transpose()
-    }
-
-    /// Prints what was found, and draws it.
-    fn tell<T: Serialize, const N: usize>(
-        &self,
-        figures: &T,
-        json: bool,
-        in_words: fn(&T) -> String,
-        file: Option<NewFile>,
-        panels: fn(&T) -> [Panel; N],
-    ) -> Result<()> {
-        if json {
-            print_json(figures)?
-        } else {
-            print(&in_words(figures))?
-        }
-        let (Some(file), Some(path)) = (file, &self.svg) else { return Ok(()) };
-        file.finish(&plot::svg(&panels(figures))?)?;
-        report(&format!("radic: the picture is in {}", path.display()));
-        Ok(())
-    }
-}
-
-/// Programs that compute, over the last minute; 0 if that is not known.
-fn load() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
-}
-
-/// Whether other work will be a part of the figures: there is some before we begin.
-fn busy() -> Option<String> {
-    let load = load();
-    let cores = std::thread::available_parallelism().ok()?;
-    (load > 0.5).then(|| format!("the machine was busy before (load {load:.1} on {cores} cores): the figures include that"))
-}
-
-fn parse_seconds(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or_else(|| "it is a number of seconds, 0.01 to 3600".into())
-}
-
-/// Least, middle and most of several times.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Times {
-    min: f64,
-    median: f64,
-    max: f64,
-}
-
-impl Times {
-    fn of(mut times: Vec<f64>) -> Self {
-        assert!(!times.is_empty(), "at least one run is asked for");
-        times.sort_by(f64::total_cmp);
-        Times { min: times[0], median: times[times.len() / 2], max: times[times.len() - 1] }
-    }
-}
-
-/// The same without RADIC and under it.
-#[derive(Debug, Serialize)]
-struct Comparison {
-    native: Times,
-    radic: Times,
-    /// Of the medians.
-    ratio: f64,
-    /// The median of the ratios of the pairs.
-    pair_ratio: f64,
-    /// All ratios of the pairs.
-    pair_ratios: Spread,
-}
-
-impl Comparison {
-    fn of(pairs: &[(f64, f64)]) -> Self {
-        let (native, radic) = pairs.iter().copied().unzip();
-        let (native, radic) = (Times::of(native), Times::of(radic));
-        let ratios = Times::of(pairs.iter().map(|(native, radic)| radic / native).collect());
-        let pair_ratios = Spread::parts_of(&ratios, 1.0);
-        Comparison { native, radic, ratio: radic.median / native.median, pair_ratio: ratios.median, pair_ratios }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0, max: 3.0 });
-        assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0, max: 5.0 });
-    }
-
-    #[test]
-    fn intervals_are_seconds() {
-        assert_eq!(parse_seconds("0.2"), Ok(0.2));
-        assert!(["0", "-1", "NaN", "often", "1e9"].iter().all(|text| parse_seconds(text).is_err()));
-    }
-
-    #[test]
-    fn a_ratio_above_1_says_that_radic_is_slower() {
-        let Comparison { native, radic, ratio, pair_ratio, pair_ratios } =
-            Comparison::of(&[(1.0, 2.0), (10.0, 30.0), (2.0, 3.0)]);
-        assert_eq!((native.median, radic.median, ratio, pair_ratio), (2.0, 3.0, 1.5, 2.0));
-        assert_eq!(pair_ratios, Spread { min: 1.5, median: 2.0, max: 3.0 });
     }
 }

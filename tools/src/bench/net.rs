@@ -15,10 +15,10 @@ use radic_wire::local::{ClusterStatus, Reply, Request};
 use radic_wire::process::Counters;
 use serde::Serialize;
 
-use super::plot::{Panel, Row};
+use super::figures::{Comparison, busy, load};
+use super::plot::{Panel, PlotArgs, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
 use super::shaped::{self, Rate, Shaped};
-use super::{Comparison, PlotArgs, load};
 use crate::client::{self, Cluster};
 use crate::progress::{Progress, Unit};
 
@@ -132,7 +132,7 @@ pub(crate) struct NetArgs {
     #[arg(long, default_value_t = 16_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: u32,
     /// Seconds between two checkpoints of a rank
-    #[arg(long, default_value_t = 5.0, value_parser = super::parse_seconds, value_name = "S")]
+    #[arg(long, default_value_t = 5.0, value_parser = super::figures::parse_seconds, value_name = "S")]
     ckpt_interval: f64,
     /// On two nodes with a network of so many bits a second between them: 10gbit, 500mbit. It takes root; native runs are then those of `radic run --protect none`
     #[arg(long, value_name = "RATE")]
@@ -229,7 +229,7 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     }
     bench.cluster = None;
     bench.runs.progress.end();
-    let notes = super::busy().into_iter().chain(restless(&measured)).collect();
+    let notes = busy().into_iter().chain(restless(&measured)).collect();
     let ckpt_interval_s = args.ckpt_interval;
     let mpiexec = bench.runs.mpiexec;
     let figures = Report { library: args.mpi, mpiexec, network: args.shaped, ckpt_interval_s, works: measured, notes };

@@ -1,12 +1,17 @@
 //! What a benchmark has found, as a picture: each figure with its spread, and its target beside it.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
+use clap::Args;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use serde::Serialize;
 
-use super::Times;
+use super::figures::Spread;
 use crate::chart::{self, BAD, GOOD, INK, SERIES, SOFT, Scale};
+use crate::file::NewFile;
+use crate::format::{print, print_json, report};
 
 const WIDTH: u32 = 860;
 const ROW: i32 = 26;
@@ -17,18 +22,38 @@ const FOOT: i32 = 48;
 /// Longest name of a row, in characters.
 const NAME: usize = 31;
 
-/// Least, middle and most of several figures.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Spread {
-    pub(super) min: f64,
-    pub(super) median: f64,
-    pub(super) max: f64,
+/// Where the picture goes.
+#[derive(Args)]
+pub(super) struct PlotArgs {
+    /// Draw the figures with their spread, and their targets, into this new file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
-impl Spread {
-    /// Times as parts of another time.
-    pub(super) fn parts_of(times: &Times, whole: f64) -> Spread {
-        Spread { min: times.min / whole, median: times.median / whole, max: times.max / whole }
+impl PlotArgs {
+    /// The file, made before anything is measured: minutes later would be too late to hear that it cannot be.
+    pub(super) fn begin(&self) -> Result<Option<NewFile>> {
+        self.svg.as_deref().map(NewFile::create).transpose()
+    }
+
+    /// Prints what was found, and draws it.
+    pub(super) fn tell<T: Serialize, const N: usize>(
+        &self,
+        figures: &T,
+        json: bool,
+        in_words: fn(&T) -> String,
+        file: Option<NewFile>,
+        panels: fn(&T) -> [Panel; N],
+    ) -> Result<()> {
+        if json {
+            print_json(figures)?
+        } else {
+            print(&in_words(figures))?
+        }
+        let (Some(file), Some(path)) = (file, &self.svg) else { return Ok(()) };
+        file.finish(&svg(&panels(figures))?)?;
+        report(&format!("radic: the picture is in {}", path.display()));
+        Ok(())
     }
 }
 

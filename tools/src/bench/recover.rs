@@ -16,14 +16,14 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::{ClusterStatus, NodeInfo, ProcessInfo, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, Reply, Request};
+use radic_wire::report::ProcessInfo;
 use serde::Serialize;
 
-use super::plot::{Panel, Row as Plotted, Spread};
+use super::figures::{Spread, Times, busy};
+use super::plot::{Panel, PlotArgs, Row as Plotted};
 use super::runs::{Library, Runs, Started, Temporary, figure, find_program};
-use super::{PlotArgs, Times};
-use crate::client::ask_status;
-use crate::client::{Cluster, Connection};
+use crate::client::{Cluster, Connection, ask_status};
 use crate::counters::make_checkpoints;
 use crate::progress::{Progress, Unit};
 
@@ -70,16 +70,16 @@ pub(crate) struct RecoverArgs {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Seconds between two checkpoints of a rank
-    #[arg(long, default_value_t = 10.0, value_parser = super::parse_seconds, value_name = "S")]
+    #[arg(long, default_value_t = 10.0, value_parser = super::figures::parse_seconds, value_name = "S")]
     ckpt_interval: f64,
     /// Seconds from the last rank's first checkpoint to the death
-    #[arg(long, default_value_t = 3.0, value_parser = super::parse_seconds, value_name = "S")]
+    #[arg(long, default_value_t = 3.0, value_parser = super::figures::parse_seconds, value_name = "S")]
     after: f64,
     /// Then, with the first size: seconds between two deaths during one job, against other ways to survive them; 0: not
     #[arg(long, default_value_t = 15.0, value_parser = parse_every, value_name = "S")]
     every: f64,
     /// Seconds that a job with one death takes when nothing happens to it; it must not end before the death
-    #[arg(long, default_value_t = 25.0, value_parser = super::parse_seconds, value_name = "S")]
+    #[arg(long, default_value_t = 25.0, value_parser = super::figures::parse_seconds, value_name = "S")]
     seconds: f64,
     #[command(flatten)]
     plot: PlotArgs,
@@ -89,7 +89,7 @@ pub(crate) struct RecoverArgs {
 }
 
 fn parse_every(text: &str) -> Result<f64, String> {
-    if text == "0" { Ok(0.0) } else { super::parse_seconds(text) }
+    if text == "0" { Ok(0.0) } else { super::figures::parse_seconds(text) }
 }
 
 /// One job with a death every so often, in seconds.
@@ -200,7 +200,7 @@ pub(super) fn measure(args: &RecoverArgs) -> Result<()> {
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "memory"), Ok)?;
     let program = std::fs::canonicalize(&program)
         .with_context(|| format!("--program {}: name the program that `make deps` has built, or none", program.display()))?;
-    let notes = super::busy().into_iter().collect();
+    let notes = busy().into_iter().collect();
     let longest = Duration::from_secs_f64(SLACK * args.seconds.max(DEATHS * args.every));
     let runs = Runs::protected(args.mpi, &program, Progress::new(args.json))?.lasting(longest);
     let steps = args.mib.len() as u64 * (1 + u64::from(args.rounds)) + if args.every > 0.0 { WHOLE_STEPS } else { 0 };

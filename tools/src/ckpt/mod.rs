@@ -1,6 +1,5 @@
 //! `radic ckpt`: checkpoints of one program, without a cluster.
 
-use std::env;
 use std::ffi::OsString;
 use std::io::{self, Seek};
 use std::os::unix::process::CommandExt;
@@ -8,24 +7,24 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use radic_ckpt::control::{self, ControlError, Ids, Saved};
 use radic_ckpt::image::chain::{Candidates, header_of, read_header};
 use radic_ckpt::image::{self, FormatError, Header, ImageError};
 use radic_ckpt::launch::DEATH_VARIABLE;
 use radic_ckpt::trusted::{self, Owners, TrustError};
-use radic_ckpt::{Mode, Request, Tracking};
 use serde::Serialize;
 
 use crate::format;
 
+mod how;
+mod library;
 mod regular;
 mod text;
 
+use how::{How, ModeName};
+pub(crate) use library::library;
 use text::{Ancestor, Inspected, Meter};
-
-/// The library's file, beside this command.
-const LIBRARY: &str = "libradic_ckpt_preload.so";
 
 #[derive(Subcommand)]
 pub(crate) enum CkptCommand {
@@ -136,45 +135,6 @@ impl Trust {
     }
 }
 
-#[derive(Args, Clone, Copy)]
-pub(crate) struct How {
-    /// Which process writes the image, and what of the memory
-    #[arg(long, value_enum, default_value = "fork")]
-    mode: ModeName,
-    /// Whether pages are packed (LZ4): where a sample says that it pays, or never [default: auto; never in stop mode, where the program waits for it].
-    /// A packed image is unpacked before a restart
-    #[arg(long, value_enum)]
-    compress: Option<Compress>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ModeName {
-    /// A copy of the program, all of the memory
-    Fork,
-    /// The program, while it waits, all of the memory
-    Stop,
-    /// A copy of the program, and only what has changed since the last image
-    Incremental,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Compress {
-    Auto,
-    Never,
-}
-
-impl How {
-    /// `parent`: the image that this one shall be an increment to, or 0.
-    fn request(self, parent: u64) -> Request {
-        Request {
-            mode: if self.mode == ModeName::Stop { Mode::Stop } else { Mode::Fork },
-            tracking: if self.mode == ModeName::Incremental { Tracking::Best } else { Tracking::Off },
-            compress: self.compress.map_or(self.mode != ModeName::Stop, |compress| compress == Compress::Auto),
-            parent,
-        }
-    }
-}
-
 /// Does what was asked; the exit code.
 pub(crate) fn dispatch(command: CkptCommand) -> Result<u8> {
     match command {
@@ -210,15 +170,6 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
-}
-
-/// The library of the same build: beside this command.
-pub(crate) fn library() -> Result<PathBuf> {
-    let library = env::current_exe()?.with_file_name(LIBRARY);
-    if !library.exists() {
-        bail!("{} is missing: it belongs beside this command (`cargo build --release` puts it there)", library.display());
-    }
-    Ok(library)
 }
 
 /// For the JSON of `save` and `merge`: the image's file, too.

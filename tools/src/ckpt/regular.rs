@@ -14,7 +14,8 @@ use anyhow::{Context, Result, bail};
 use radic_ckpt::control::{Saved, Target};
 use radic_wire::job::exit_code;
 
-use super::{How, ModeName, library};
+use super::how::{How, ModeName};
+use super::library::library;
 use crate::{format, outcome};
 
 /// The highest number of an image after which a program can go on: no run makes as many as there are above it.

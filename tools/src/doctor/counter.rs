@@ -15,7 +15,7 @@ use object::elf::{self, FileHeader64};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::{Finding, Level, listed};
+use super::finding::{Finding, Level, listed};
 
 /// Bytes of a file that are read at once.
 const PIECE: usize = 1 << 20;

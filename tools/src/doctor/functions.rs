@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
+use super::finding::{Finding, Level, listed};
 use super::libraries::{Library, Place};
-use super::{Finding, Level, listed};
 
 /// Functions that mean the same to RADIC.
 struct Group {

@@ -7,7 +7,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::utsname::uname;
 use nix::unistd::Uid;
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 
 /// Descriptors from this number on are RADIC's.
 const DESCRIPTORS: u64 = 1024 + 64;

@@ -6,6 +6,7 @@
 
 mod counter;
 mod elf;
+mod finding;
 mod functions;
 mod libraries;
 mod machine;
@@ -22,6 +23,7 @@ use serde::Serialize;
 
 use crate::format;
 use crate::mpi::{self, Flavour, Recognition};
+use finding::{Finding, Level};
 use libraries::{Library, Place};
 use program::Traced;
 
@@ -29,8 +31,6 @@ use program::Traced;
 const CANNOT: u8 = 1;
 /// The finding that a program would use UCX. It is refused, not run without protection: a setting is in the way, or the library, not the program.
 const UCX: &str = "threads-on-sockets";
-/// Names that are listed before "and others".
-const LISTED: usize = 6;
 /// Settings without which ranks share memory, or use sockets in ways that RADIC cannot follow. The others are about speed and networks.
 const ESSENTIAL: [&str; 9] = [
     "MPIR_CVAR_CH4_NETMOD",
@@ -61,35 +61,6 @@ pub(crate) struct DoctorArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
-}
-
-/// How much a finding matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Level {
-    /// The program cannot be protected.
-    Stop,
-    /// It can, but for what the finding says.
-    Limit,
-    /// Good to know.
-    Note,
-}
-
-/// Something about the program or the machine.
-#[derive(Debug, Serialize)]
-struct Finding {
-    level: Level,
-    /// A short name, the same in every version.
-    name: &'static str,
-    about: String,
-    /// The way out.
-    remedy: String,
-}
-
-impl Finding {
-    fn new(level: Level, name: &'static str, about: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Finding { level, name, about: about.into(), remedy: remedy.into() }
-    }
 }
 
 /// Everything that was found out.
@@ -305,12 +276,6 @@ fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
 /// Whether a list of components has UCX in it; `^` in front says which ones not to take.
 fn asks_for_ucx(list: &str) -> bool {
     !list.starts_with('^') && list.split(',').any(|component| component.trim() == "ucx")
-}
-
-/// The first few of many names.
-fn listed(names: &[&str]) -> String {
-    let more = if names.len() > LISTED { ", and others" } else { "" };
-    names[..names.len().min(LISTED)].join(", ") + more
 }
 
 /// Names from files must not play tricks on a terminal, nor pass for lines of ours.

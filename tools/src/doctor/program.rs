@@ -13,8 +13,8 @@ use object::FileKind;
 use rustix::io::Errno;
 
 use super::elf::{self, Elf, Executable};
+use super::finding::{Finding, Level};
 use super::functions;
-use super::{Finding, Level};
 
 /// Scripts whose interpreters are scripts: the kernel goes no further.
 const SCRIPTS: usize = 5;

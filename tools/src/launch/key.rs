@@ -1,23 +1,19 @@
 //! The cluster's key, and hosts that do not have it yet.
 //!
 //! What a launcher says goes through whatever has started its agents, and not all of that is encrypted. So an order carries a proof that the launcher
-//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and [`Bearer`] decides:
-//! over ssh, or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder while the cluster starts, for hosts that
-//! share that folder.
+//! has the key ([`Proof`]), and never the key. A host that has the key checks the proof. A host that has none asks for the key, and
+//! [`Bearer`](super::bearer::Bearer) decides: over ssh, or if the user trusts the network, the key is sent. Otherwise it lies in the user's home folder
+//! while the cluster starts, for hosts that share that folder.
 
 use std::fmt;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use radic_protector::folder::Folder;
 use radic_wire::key::ClusterKey;
 use serde::{Deserialize, Serialize};
-
-use crate::format::report;
-
-use super::protocol::Go;
 
 /// What the key of proofs is derived for: nothing else that is made of the cluster's key has these bytes.
 const CONTEXT: &str = "radic 2026-11 proof of a launcher";
@@ -82,7 +78,7 @@ pub(crate) struct Proof {
 
 impl Proof {
     /// The name of the key's copy in the home folder.
-    fn file(&self) -> String {
+    pub(super) fn file(&self) -> String {
         format!("key-for-{}", self.nonce)
     }
 
@@ -105,73 +101,8 @@ impl Proof {
 }
 
 /// The folder of the user for what is of no cluster.
-fn home_folder() -> Result<PathBuf> {
+pub(super) fn home_folder() -> Result<PathBuf> {
     Ok(std::env::home_dir().context("HOME is not set")?.join(".radic"))
-}
-
-/// How a host that has no key gets it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Delivery {
-    /// By its session, which is encrypted or of a trusted network.
-    Session,
-    /// By the home folder, if the host has the same one.
-    Home,
-}
-
-/// Gives the key to hosts that have none.
-pub(crate) struct Bearer {
-    key: KeyText,
-    delivery: Delivery,
-    /// The name of the copy in the home folder.
-    file: String,
-    /// The copy, from the first question until this goes.
-    copy: Option<AtHome>,
-}
-
-impl Bearer {
-    pub(crate) fn new(key: KeyText, proof: &Proof, delivery: Delivery) -> Bearer {
-        Bearer { key, delivery, file: proof.file(), copy: None }
-    }
-
-    /// What a host is told that asks for the key.
-    pub(crate) fn answer(&mut self) -> Go {
-        match self.delivery {
-            Delivery::Session => Go::Key(self.key.clone()),
-            Delivery::Home => {
-                if self.copy.is_none() {
-                    match AtHome::lay(&self.file, &self.key) {
-                        Ok(copy) => self.copy = Some(copy),
-                        // The host says what can be done.
-                        Err(error) => report(&format!("radic: the key cannot be laid into the home folder: {error:#}")),
-                    }
-                }
-                Go::KeyAtHome
-            }
-        }
-    }
-}
-
-/// A copy of the key in the home folder. It goes with this.
-struct AtHome {
-    folder: Folder,
-    file: String,
-}
-
-impl AtHome {
-    fn lay(file: &str, key: &KeyText) -> Result<AtHome> {
-        let copy = AtHome { folder: Folder::make_all(&home_folder()?)?, file: file.to_owned() };
-        let mut written = copy.folder.create_new(file)?;
-        written.write_all(key.as_bytes()).and_then(|()| written.sync_all()).context("it cannot be written")?;
-        Ok(copy)
-    }
-}
-
-impl Drop for AtHome {
-    fn drop(&mut self) {
-        if let Err(error) = self.folder.remove(&self.file) {
-            report(&format!("radic: a copy of the key stays: {error}"));
-        }
-    }
 }
 
 #[cfg(test)]

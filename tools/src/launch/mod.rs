@@ -7,6 +7,7 @@
 //! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
 
 pub(crate) mod agent;
+mod bearer;
 pub(crate) mod complete;
 pub(crate) mod hosts;
 pub(crate) mod key;
@@ -35,8 +36,9 @@ use crate::format::report;
 use crate::local_node::{self, StartOptions, StartedNode};
 use crate::record::{Record, Remote};
 
+use self::bearer::Delivery;
 use self::hosts::Host;
-use self::key::{Delivery, KeyText};
+use self::key::KeyText;
 use self::plan::Planned;
 use self::protocol::{Order, Watch};
 use self::scheduler::Scheduler;

@@ -26,9 +26,9 @@ use crate::client::Cluster;
 use crate::format::report;
 use crate::local_node::{self, StartOptions};
 
+use super::bearer::Bearer;
 use super::complete;
 use super::hosts::Host;
-use super::key::Bearer;
 use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, What};
 use super::ssh::{block_on, dictate};
@@ -480,7 +480,8 @@ mod tests {
     use radic_wire::key::ClusterKey;
     use radic_wire::membership::Role;
 
-    use super::super::key::{Delivery, KeyText};
+    use super::super::bearer::Delivery;
+    use super::super::key::KeyText;
     use super::*;
 
     #[test]

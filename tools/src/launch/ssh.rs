@@ -22,7 +22,8 @@ use radic_wire::ids::NodeName;
 use crate::client::Cluster;
 use crate::local_node::quoted;
 
-use super::key::{Bearer, KeyText};
+use super::bearer::Bearer;
+use super::key::KeyText;
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
 use super::{LaunchArgs, Launched, READY, Way, last_complaint, tell};

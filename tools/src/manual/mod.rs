@@ -18,6 +18,8 @@ use crate::format::{print, report};
 
 mod sections;
 
+use sections::shown;
+
 /// Of which program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Program {
@@ -132,11 +134,6 @@ fn add_pages(command: &Command, program: Program, parent: Option<&str>, pages: &
 /// The name under which a command has a page: `radic-cluster-start`.
 fn full_name(command: &Command) -> String {
     command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
-}
-
-/// Those that have a page: a hidden one has one if a user may want to call it.
-fn shown(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|sub| !sub.is_hide_set() || sub.get_name() == "complete-slurm")
 }
 
 fn page(command: &Command, program: Program, parent: Option<&str>) -> io::Result<String> {

@@ -2,7 +2,6 @@
 
 use clap::Command;
 
-use super::shown;
 use crate::explain::codes::{CODES, USAGE};
 
 /// Name and text.
@@ -146,4 +145,9 @@ pub(super) fn see_also(command: &Command, name: &str, parent: Option<&str>) -> S
     let mut all: Vec<String> = above.into_iter().chain(below).chain(of_page.iter().map(|page| (*page).to_owned())).collect();
     all.push(main.to_owned());
     all.join(", ")
+}
+
+/// Those that have a page: a hidden one has one if a user may want to call it.
+pub(super) fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|sub| !sub.is_hide_set() || sub.get_name() == "complete-slurm")
 }

@@ -5,8 +5,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Environment;
 use super::elf::{self, Elf, Program};
+use super::environment::Environment;
 
 /// Most libraries that are looked at for one program.
 const LIBRARIES: usize = 1024;

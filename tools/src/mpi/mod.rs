@@ -7,78 +7,24 @@
 //! setting comes from is in the setting's `why`.
 
 pub(crate) mod elf;
+mod environment;
 mod explain;
+mod flavour;
 pub(crate) mod loader;
 mod recognise;
 mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::Path;
 
 use serde::Serialize;
 
+pub(crate) use environment::Environment;
+pub(crate) use flavour::{Choice, Flavour};
 pub(crate) use recognise::{MpiError, Recognition};
 pub(crate) use settings::{Removed, Setting};
-
-/// `--mpi`: what the user says about the library.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(crate) enum Choice {
-    /// Read it from the executable
-    #[default]
-    Auto,
-    /// MPICH, or a library with its ABI
-    Mpich,
-    /// Intel MPI
-    Intel,
-    /// Open MPI 4
-    Openmpi,
-    /// Open MPI 5
-    Openmpi5,
-    /// No MPI: leave the environment alone
-    None,
-}
-
-/// The kinds of libraries that need different settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Flavour {
-    /// MPICH and what is derived from it.
-    Mpich,
-    /// Intel MPI.
-    Intel,
-    /// Open MPI 4.
-    OpenMpi,
-    /// Open MPI 5.
-    OpenMpi5,
-    /// No MPI, says the user.
-    None,
-    /// Cannot be told from the executable: a script, an interpreter, a static library. It gets the settings of all: they do no harm.
-    Unknown,
-}
-
-/// The environment that the ranks would get from the user.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Environment<'a> {
-    /// That of the `radic` command.
-    pub(crate) inherited: &'a [(OsString, OsString)],
-    /// `--env`, which wins.
-    pub(crate) explicit: &'a [(String, String)],
-}
-
-impl<'a> Environment<'a> {
-    /// The value of a variable.
-    pub(crate) fn get(&self, name: &str) -> Option<&'a OsStr> {
-        let explicit = self.explicit.iter().rev().find(|(known, _)| known == name).map(|(_, value)| OsStr::new(value));
-        explicit.or_else(|| self.inherited.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_os_str()))
-    }
-
-    /// Whether the variable was given by `--env`.
-    fn is_explicit(&self, name: &str) -> bool {
-        self.explicit.iter().any(|(known, _)| known == name)
-    }
-}
 
 /// What was recognised, and what follows from it for the ranks' environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::elf::{self, Elf, Program};
+use super::environment::Environment;
+use super::flavour::{Choice, Flavour};
 use super::loader::{Library, Loader};
-use super::{Choice, Environment, Flavour};
 
 /// Why a program cannot run under RADIC as it is.
 #[derive(Debug, thiserror::Error)]

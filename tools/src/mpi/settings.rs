@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use radic_wire::job::placeholder;
 
-use super::{Environment, Flavour};
+use super::environment::Environment;
+use super::flavour::Flavour;
 use Flavour::{Intel, Mpich, OpenMpi, OpenMpi5, Unknown};
 
 /// A variable for the ranks.

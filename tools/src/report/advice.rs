@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
-use serde::Serialize;
 
 use crate::format::bytes;
 
-use super::model::Report;
+use super::model::{Advice, Figure, Report};
 
 /// The bounds within which radicd chooses an interval by itself, in seconds.
 const BOUNDS: (f64, f64) = (10.0, 3_600.0);
@@ -19,25 +18,6 @@ const NEARLY_FULL: f64 = 0.5;
 const LOG_LIMIT: u64 = 1 << 30;
 /// Parts of the deaths in which a second one comes too early, above which two replicas are worth their cost.
 const RISK: f64 = 1e-3;
-
-/// A piece of advice.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Advice {
-    pub(crate) about: &'static str,
-    /// What to do, in one sentence.
-    pub(crate) say: String,
-    /// Why, with the figures in words.
-    pub(crate) why: String,
-    /// The same figures for programs.
-    pub(crate) figures: Vec<Figure>,
-}
-
-/// A number, and what it is.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Figure {
-    pub(crate) name: &'static str,
-    pub(crate) value: f64,
-}
 
 fn figures<const N: usize>(all: [(&'static str, f64); N]) -> Vec<Figure> {
     all.into_iter().map(|(name, value)| Figure { name, value }).collect()

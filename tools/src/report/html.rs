@@ -122,7 +122,7 @@ fn advice(out: &mut String, report: &Report) {
         out.push_str("<p>None: too little is known.</p>\n");
         return;
     }
-    let entry = |advice: &super::advice::Advice| {
+    let entry = |advice: &super::model::Advice| {
         format!("<dt>{}: {}</dt>\n<dd>{}</dd>\n", escaped(advice.about), escaped(&advice.say), escaped(&advice.why))
     };
     _ = writeln!(out, "<dl>\n{}</dl>", report.advice.iter().map(entry).collect::<String>());

@@ -24,8 +24,7 @@ use radic_wire::job::JobInfo;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
 
-use crate::client::ask_status;
-use crate::client::{self, ClientError, Cluster};
+use crate::client::{self, ClientError, Cluster, ask_status};
 use crate::file::NewFile;
 use crate::format::{print, print_json, report as say};
 use crate::protection::parse_time;
@@ -57,7 +56,7 @@ pub(crate) struct ReportArgs {
 /// `radic report`.
 pub(crate) fn report(cluster: &Cluster, args: &ReportArgs) -> Result<()> {
     let facts = ask(cluster, &args.job, args.mtbf)?;
-    let report = Report::of(&facts);
+    let report = assemble(&facts);
     if let Some(path) = args.svg.as_ref().or(args.html.as_ref()) {
         let file = NewFile::create(path)?;
         let text = if args.svg.is_some() { picture::whole(&report)? } else { html::page(&report)? };
@@ -69,6 +68,13 @@ pub(crate) fn report(cluster: &Cluster, args: &ReportArgs) -> Result<()> {
         (false, true) => Ok(()),
         (false, false) => Ok(print(&text::text(&report))?),
     }
+}
+
+/// The report, with what it suggests.
+fn assemble(facts: &Facts) -> Report {
+    let mut report = Report::of(facts);
+    report.advice = advice::of(&report, &facts.events, facts.mtbf);
+    report
 }
 
 /// What the cluster remembers of the job.

@@ -7,13 +7,12 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeName, Rank};
 use radic_wire::job::JobInfo;
 use radic_wire::limits;
-use radic_wire::local::ProcessInfo;
 use radic_wire::process::{Counters, Protect};
+use radic_wire::report::ProcessInfo;
 use serde::Serialize;
 
 use crate::outcome;
 
-use super::advice::{self, Advice};
 use super::recoveries::{self, Death, End, History, KnownBy, Recovery, Step, number_before};
 
 /// Events that a report lists. Of more the first ones and the last ones are.
@@ -178,6 +177,25 @@ pub(super) struct RankCost {
     pub(super) image_bytes: Option<u64>,
 }
 
+/// A piece of advice.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Advice {
+    pub(crate) about: &'static str,
+    /// What to do, in one sentence.
+    pub(crate) say: String,
+    /// Why, with the figures in words.
+    pub(crate) why: String,
+    /// The same figures for programs.
+    pub(crate) figures: Vec<Figure>,
+}
+
+/// A number, and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
+}
+
 impl Report {
     /// Everything from what is known.
     pub(super) fn of(facts: &Facts) -> Report {
@@ -211,7 +229,6 @@ impl Report {
             events_left_out,
         };
         report.unknown = unknown(facts, &report);
-        report.advice = advice::of(&report, &facts.events, facts.mtbf);
         report
     }
 }

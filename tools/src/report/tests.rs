@@ -3,12 +3,12 @@ use std::time::Duration;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::job::{EndReason, JobInfo, Outcome};
-use radic_wire::local::{LogSizes, ProcessInfo};
 use radic_wire::process::{Counters, PayloadMode, Protect};
+use radic_wire::report::{LogSizes, ProcessInfo};
 
-use super::model::{Facts, Report};
+use super::model::Facts;
 use super::recoveries::{Cause, End, KnownBy, Step, history};
-use super::{choose, html, picture, text};
+use super::{assemble, choose, html, picture, text};
 
 /// When the job began, in milliseconds since 1970.
 const BEGAN: u64 = 1_800_000_000_000;
@@ -232,16 +232,16 @@ fn a_job_that_was_resumed_has_lost_nothing_by_that() {
     }
     let mut facts = facts(events);
     facts.job.elapsed_ms = 5_000;
-    let report = Report::of(&facts);
+    let report = assemble(&facts);
     assert_eq!((report.recoveries.len(), report.seconds), (1, 95.0), "since it was resumed it has run for 5 s");
     assert_eq!(report.deaths[0].moved, [Rank(1)], "its first checkpoint is none because of a death");
     // What is lost afterwards is lost, also if the events by which it lived are gone.
     let mut gone = facts.clone();
     gone.events.retain(|event| event.at_ms < BEGAN + 90_200);
     gone.events.push(event(92_000, "n4", EventName::Fence, Some(3), ""));
-    assert_eq!(Report::of(&gone).recoveries.len(), 2);
+    assert_eq!(assemble(&gone).recoveries.len(), 2);
     facts.events.push(event(92_000, "n4", EventName::Fence, Some(3), ""));
-    assert_eq!(Report::of(&facts).recoveries.len(), 2);
+    assert_eq!(assemble(&facts).recoveries.len(), 2);
     assert_eq!(report.overhead.as_ref().unwrap().of_ranks[3].seconds, 5.0);
 }
 
@@ -275,7 +275,7 @@ fn two_nodes_at_once_and_one_that_dies_twice_are_told_apart() {
 
 #[test]
 fn a_report_has_figures_reasons_and_what_is_not_known() {
-    let report = Report::of(&facts(one_death()));
+    let report = assemble(&facts(one_death()));
     assert_eq!((report.deaths.len(), report.recoveries.len(), report.code), (1, 1, Some(0)));
     assert_eq!((report.deaths[0].at_s, &report.deaths[0].moved[..]), (10.0, &[Rank(1)][..]));
     let checkpoints = &report.checkpoints;
@@ -306,7 +306,7 @@ fn a_report_has_figures_reasons_and_what_is_not_known() {
 fn a_job_that_restarted_is_told_to_take_two_replicas() {
     let mut events = one_death();
     events.push(event(12_000, "n1", EventName::Restart, None, "it begins anew"));
-    let report = Report::of(&facts(events));
+    let report = assemble(&facts(events));
     assert_eq!(report.restarts, [12.0]);
     let advice = report.advice.iter().find(|advice| advice.about == "replicas").unwrap();
     assert!(advice.say.contains("--replicas 2") && advice.why.contains("restarted from the beginning 1 times"), "{advice:?}");
@@ -322,7 +322,7 @@ fn logs_that_reached_their_limit_are_told_to_be_larger() {
         Some(1),
         "the log of 000000004f3c.1 nears its bound: an image was asked for",
     ));
-    let report = Report::of(&facts(events));
+    let report = assemble(&facts(events));
     let advice = report.advice.iter().find(|advice| advice.about == "memory for logs").unwrap();
     assert!(advice.say.contains("--log-limit") && advice.say.contains("1 times"), "{advice:?}");
 }
@@ -331,7 +331,7 @@ fn logs_that_reached_their_limit_are_told_to_be_larger() {
 fn a_job_of_which_little_is_known_is_reported_all_the_same() {
     let mut facts = facts(vec![event(29_000, "n1", EventName::Note, Some(0), "something")]);
     facts.processes.clear();
-    let report = Report::of(&facts);
+    let report = assemble(&facts);
     assert!(report.overhead.is_none() && report.advice.is_empty(), "{report:?}");
     assert!(report.unknown.iter().any(|line| line.starts_with("How it began")), "{:?}", report.unknown);
     let shown = text::text(&report);
@@ -341,12 +341,12 @@ fn a_job_of_which_little_is_known_is_reported_all_the_same() {
     // Nothing at all.
     (facts.job.ranks, facts.job.elapsed_ms) = (1, 0);
     facts.events.clear();
-    picture::whole(&Report::of(&facts)).unwrap();
+    picture::whole(&assemble(&facts)).unwrap();
 }
 
 #[test]
 fn text_has_all_parts_and_plays_no_tricks() {
-    let shown = text::text(&Report::of(&facts(one_death())));
+    let shown = text::text(&assemble(&facts(one_death())));
     for part in [
         "job 000000004f3c  ./ring <b> ?[31m",
         "WHAT HAPPENED",
@@ -367,7 +367,7 @@ fn text_has_all_parts_and_plays_no_tricks() {
 
 #[test]
 fn a_page_needs_nothing_else_and_executes_nothing() {
-    let page = html::page(&Report::of(&facts(one_death()))).unwrap();
+    let page = html::page(&assemble(&facts(one_death()))).unwrap();
     assert!(page.contains("./ring &lt;b&gt; ?[31m") && !page.contains("<b>"), "{page}");
     assert_eq!(page.matches("<svg ").count(), 2, "the time line, and what the death cost");
     for foreign in ["<script", "src=", "href=", "url(", "@import"] {
@@ -382,7 +382,7 @@ fn a_page_needs_nothing_else_and_executes_nothing() {
 
 #[test]
 fn the_picture_shows_each_step_where_it_was() {
-    let svg = picture::whole(&Report::of(&facts(one_death()))).unwrap();
+    let svg = picture::whole(&assemble(&facts(one_death()))).unwrap();
     for step in Step::ALL {
         let color = format!("fill=\"{}\"", hex(step));
         // In the key of both charts, in the time line, and in the row of the death.
@@ -408,7 +408,7 @@ fn many_ranks_deaths_and_events_stay_on_the_page() {
         facts.events.push(event(20_000, "n4", EventName::Fence, Some(rank), ""));
         facts.events.push(event(21_000, "n4", EventName::Live, Some(rank), "lives again, after 5 outcomes; 0 bytes differ"));
     }
-    let report = Report::of(&facts);
+    let report = assemble(&facts);
     assert_eq!((report.events.len(), report.events_left_out), (1_000, 2_200));
     assert!(text::text(&report).lines().count() < 300);
     let svg = picture::whole(&report).unwrap();
@@ -426,7 +426,7 @@ fn a_job_is_found_by_its_first_digits() {
 
 #[test]
 fn json_is_what_it_says() {
-    let value = serde_json::to_value(Report::of(&facts(one_death()))).unwrap();
+    let value = serde_json::to_value(assemble(&facts(one_death()))).unwrap();
     assert_eq!(value["recoveries"][0]["steps"][5]["step"], "catch-up");
     assert_eq!(value["recoveries"][0]["cause"]["node"], "n3");
     assert_eq!(value["deaths"][0]["known_by"], "injected");

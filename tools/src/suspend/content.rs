@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use radic_ckpt::trusted::{self, Owners};
@@ -19,8 +20,9 @@ use radic_wire::mac::MAC;
 use radic_wire::suspension::Manifest;
 use serde::{Deserialize, Serialize};
 
-use super::{MANIFEST, now_ms};
-
+pub(super) const MANIFEST: &str = "manifest";
+/// The end of the names of files that are written while the folder holds others without it.
+pub(super) const SECOND: &str = ".2";
 /// The lock of the command that writes to a folder. In a folder without a manifest it says that there never was one.
 pub(super) const UNFINISHED: &str = "unfinished";
 /// A manifest that is being written.
@@ -28,6 +30,11 @@ pub(super) const NEW_MANIFEST: &str = "manifest.new";
 const RESUMED: &str = "resumed-";
 /// Longest mark that is read, in bytes.
 const MARK: u64 = 1024;
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_millis() as u64)
+}
 
 /// Says that a suspended job has gone on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +97,7 @@ impl Saved {
     }
 
     /// Leaves the mark that the job goes on from here. If another command has just done so, and `again` does not permit it, that is an error.
-    pub(super) fn set_mark(&self, dir: &Path, again: bool) -> Result<()> {
+    pub(crate) fn set_mark(&self, dir: &Path, again: bool) -> Result<()> {
         let files = folder::Folder::open(dir)?;
         if again || self.mark.is_some() {
             return write_mark(&files, &self.id, &Mark::now());
@@ -104,7 +111,7 @@ impl Saved {
     }
 
     /// The job has not gone on after all.
-    pub(super) fn remove_mark(&self, dir: &Path) -> Result<()> {
+    pub(crate) fn remove_mark(&self, dir: &Path) -> Result<()> {
         match &self.mark {
             Some(mark) => write_mark(&folder::Folder::open(dir)?, &self.id, mark),
             None => Ok(folder::Folder::open(dir)?.remove(&self.mark_name())?),
@@ -112,7 +119,7 @@ impl Saved {
     }
 
     /// The job has ended.
-    pub(super) fn mark_ended(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
+    pub(crate) fn mark_ended(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
         write_mark(&folder::Folder::open(dir)?, &self.id, &Mark::ended(outcome))
     }
 }
@@ -151,7 +158,7 @@ pub(super) fn id_of(manifest: &[u8]) -> String {
 pub(super) fn is_ours(name: &str) -> bool {
     let of_rank = || {
         let (rank, kind) = name.strip_prefix("rank-")?.split_once('.')?;
-        let kind = kind.strip_suffix(super::folder::SECOND).unwrap_or(kind);
+        let kind = kind.strip_suffix(SECOND).unwrap_or(kind);
         let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let known = kind == "journal" || kind == "received" || kind.strip_prefix("image-").is_some_and(number);
         Some(known && number(rank))
@@ -174,12 +181,12 @@ impl Source {
         Ok(Source { files, owners })
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }
 
     /// A file of the folder. It is no link, and nothing that would keep us waiting.
-    pub(super) fn read(&self, name: &str, if_missing: &str) -> Result<File> {
+    pub(crate) fn read(&self, name: &str, if_missing: &str) -> Result<File> {
         let file = match self.files.read(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("{if_missing}"),
             opened => opened?,

@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use radic_protector::folder;
 use radic_wire::causes::Elsewhere;
-use radic_wire::ids::Rank;
+use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::key::ClusterKey;
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
+use radic_wire::limits;
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart};
 use radic_wire::mac::{Code, JobKey};
+use radic_wire::span::Span;
 use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
 use rustix::fs::FlockOperation;
 
@@ -25,16 +27,40 @@ use crate::client::Cluster;
 use crate::log::Held;
 use crate::progress::{Progress, Unit};
 
-use super::content::{self, Mark, NEW_MANIFEST, Saved, Source, UNFINISHED};
-use super::{ATTEMPTS, MANIFEST, Needed};
+use super::content::{self, MANIFEST, Mark, NEW_MANIFEST, SECOND, Saved, Source, UNFINISHED};
 
 /// Time until all protectors know that a recovery line is complete.
 const AGREED: Duration = Duration::from_secs(5);
 /// Time between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The end of the names of files that are written while the folder holds others without it.
-pub(super) const SECOND: &str = ".2";
+/// So often the logs are copied once more because they have changed meanwhile: an image was being committed.
+const ATTEMPTS: u32 = 5;
+
+/// What a resume needs of a log.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Needed {
+    incarnation: Incarnation,
+    images: Vec<HeldImage>,
+    journal: Span,
+    /// Of other ranks' journals.
+    causes: Span,
+    forgotten: Vec<(Rank, u64)>,
+    streams: Vec<HeldStream>,
+}
+
+impl Needed {
+    fn of(log: &HeldLog) -> Result<Needed> {
+        ensure!(log.current, "its protector has just changed, and nobody could bring it back");
+        let committed = log.images.iter().filter(|image| image.state == ImageState::Committed);
+        let images: Vec<HeldImage> = committed.cloned().collect();
+        let cut = images.last().context("no image of it is committed")?.cut;
+        ensure!(log.streams.len() < limits::CUT_STREAMS, "it has too many streams");
+        let HeldLog { incarnation, causes, ref forgotten, ref streams, .. } = *log;
+        let journal = Span { start: cut, end: log.journal.end };
+        Ok(Needed { incarnation, images, journal, causes, forgotten: forgotten.clone(), streams: streams.clone() })
+    }
+}
 
 /// A folder that is being written; what is in it goes again unless it is finished.
 pub(super) struct Folder {

@@ -25,8 +25,9 @@ use crate::launch::slurm::{self, BatchSignal};
 use crate::outcome::Usage;
 use crate::progress::Progress;
 
+use super::content::now_ms;
 use super::folder::Folder;
-use super::{Failure, now_ms, write_down};
+use super::write::{Failure, write_down};
 
 /// Signals that can suspend a job. SIGINT ends it when it comes three times, and SIGHUP means that the terminal is gone.
 const SIGNALS: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGTERM, Signal::SIGQUIT];

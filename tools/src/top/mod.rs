@@ -27,8 +27,7 @@ use ratatui::crossterm::terminal;
 use ratatui::layout::Rect;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
-use crate::client::ask_status;
-use crate::client::{self, ClientError, Cluster};
+use crate::client::{self, ClientError, Cluster, ask_status};
 use crate::format::print;
 use crate::log::Held;
 use crate::terminal::Signals;

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use radic_wire::event::Event;
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::{ProcessInfo, Traffic};
+use radic_wire::local::Traffic;
 use radic_wire::log::HeldLog;
 use radic_wire::partners::{Overhead, Peers};
+use radic_wire::report::ProcessInfo;
 use radic_wire::since::{Sample, Since};
 
 use super::rows::{self, Row, Subject};

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use radic_wire::ids::{JobId, NodeName, Rank};
 use radic_wire::job::JobInfo;
-use radic_wire::local::{ClusterStatus, LogSizes, NodeInfo, NodeState, ProcessInfo};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState};
 use radic_wire::membership::Role;
 use radic_wire::partners::{Peers, mean};
 use radic_wire::process::Protect;
+use radic_wire::report::{LogSizes, ProcessInfo};
 use radic_wire::since::{Does, Growth, Health, Since, sum};
 
 use crate::format::clean;

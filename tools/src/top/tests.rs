@@ -2,10 +2,12 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::job::JobInfo;
-use radic_wire::local::{LogSizes, NodeState, ProcessInfo, Traffic};
-use radic_wire::log::{HeldStream, Span};
+use radic_wire::local::{NodeState, Traffic};
+use radic_wire::log::HeldStream;
 use radic_wire::membership::Role;
 use radic_wire::process::{Counters, PayloadMode, Protect};
+use radic_wire::report::{LogSizes, ProcessInfo};
+use radic_wire::span::Span;
 
 use super::model::Screen;
 use super::*;

@@ -1,6 +1,8 @@
 //! What a protector says to an observer.
 
-use super::{CutStreams, read_chunk, read_incarnation, read_option, read_stream, write_incarnation, write_option, write_stream};
+use super::codes::{
+    CutStreams, read_chunk, read_incarnation, read_option, read_stream, write_incarnation, write_option, write_stream,
+};
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::determinant::{ConnectionId, StreamId};
 use crate::ids::Incarnation;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{read_incarnation, read_option, write_incarnation, write_option, write_process};
+use super::codes::{read_incarnation, read_option, write_incarnation, write_option, write_process};
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::determinant::{ConnectionId, read_address, read_process, write_address};
 use crate::ids::{Incarnation, ProcessId};

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Span;
 use crate::determinant::StreamId;
 use crate::ids::{Incarnation, ProcessId, Rank};
+use crate::span::Span;
 
 /// One of the sequences that a log service holds for a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

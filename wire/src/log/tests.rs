@@ -4,14 +4,15 @@ use std::net::{SocketAddr, SocketAddrV6};
 
 use proptest::prelude::*;
 
+use super::codes::CutStreams;
 use super::from_protector::FromProtector;
 use super::greeting::{Ends, GREETING, Greeting};
 use super::to_protector::ToProtector;
-use super::{CutStreams, Span};
 use crate::bytes::Writer;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use crate::limits;
+use crate::span::Span;
 
 fn written(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut out = vec![0; 4096];

@@ -1,13 +1,15 @@
 //! What an observer says to its protector.
 
-use super::{
-    CutStreams, LineMark, Span, read_chunk, read_incarnation, read_option, read_span, read_stream, write_incarnation,
-    write_option, write_process, write_span, write_stream,
+use super::codes::{
+    CutStreams, read_chunk, read_incarnation, read_option, read_stream, write_incarnation, write_option, write_process,
+    write_stream,
 };
+use super::held::LineMark;
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::causes;
 use crate::determinant::{ConnectionId, StreamId, read_process};
 use crate::ids::{Incarnation, ProcessId};
+use crate::span::Span;
 
 /// From an observer to its protector. A protector forwards the same messages to its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,8 +206,8 @@ impl<'a> ToProtector<'a> {
                 out.u8(0);
                 write_process(out, &process);
                 write_incarnation(out, incarnation);
-                write_span(out, &journal);
-                write_span(out, &payload);
+                journal.write(out);
+                payload.write(out);
                 write_option(out, image);
                 write_option(out, committed);
             }
@@ -270,8 +272,8 @@ impl<'a> ToProtector<'a> {
             0 => ToProtector::Hello {
                 process: read_process(from)?,
                 incarnation: read_incarnation(from)?,
-                journal: read_span(from)?,
-                payload: read_span(from)?,
+                journal: Span::read(from)?,
+                payload: Span::read(from)?,
                 image: read_option(from)?,
                 committed: read_option(from)?,
             },

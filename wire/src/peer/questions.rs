@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use super::Standing;
+use super::standing::Standing;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
+use crate::fault::Fault;
 use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use crate::job::{JobInfo, Outcome};
-use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
+use crate::job::Outcome;
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Place, Protection, StreamEnd};
+use crate::report::{LogSizes, RankCheckpoint, Report};
 
 /// What a node knows of deaths that concern a job. As long as it is the same, the node knows of no other.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -312,19 +313,4 @@ pub struct Flow {
     pub stream: StreamId,
     /// Units received, the end of the stream being one.
     pub bytes: u64,
-}
-
-/// What a node says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
-    /// The ranks that the node hosts.
-    pub ranks: Vec<RankInfo>,
-    /// The node's protected processes, running ones and some that have ended.
-    pub processes: Vec<ProcessInfo>,
-    /// The jobs whose home is the node, ended ones too.
-    pub jobs: Vec<JobInfo>,
-    /// The resident memory of the daemon, in bytes.
-    pub memory: u64,
-    /// The process id of the daemon.
-    pub pid: u32,
 }

@@ -1,6 +1,8 @@
 //! What needs no connection: the rest is tested by `tests/programs/net_poll.c`, under protection.
 
 use super::*;
+use crate::epolls::Operation;
+use crate::watches;
 
 fn entry(fd: i32, revents: i16) -> pollfd {
     pollfd { fd, events: libc::POLLIN, revents }
@@ -53,17 +55,5 @@ fn without_the_layer_everything_passes_through() {
     let limit = Limit { time: Some(0), mask: None };
     assert!(epoll_wait(3, &mut [epoll_event { events: 0, u64: 0 }], limit).is_none());
     assert!(poll(&mut [entry(0, 0)], limit).is_none());
-    assert!(control(3, Operation::Add, 0, IN, 1).is_none());
-}
-
-#[test]
-fn a_wait_has_its_time_and_tells_what_came() {
-    let (reading, writing) = rustix::pipe::pipe().unwrap();
-    let fds = [(sys::number(&reading), PollFlags::IN)];
-    let mask = crate::signals::Hold::begin().mask();
-    let began = sys::now();
-    assert_eq!(wait_for(&fds, Some(5_000_000), &mask), Ok(0));
-    assert!(sys::now() - began >= 5_000_000);
-    rustix::io::write(&writing, b"x").unwrap();
-    assert_eq!(wait_for(&fds, None, &mask), Ok(1));
+    assert!(watches::control(3, Operation::Add, 0, IN, 1).is_none());
 }

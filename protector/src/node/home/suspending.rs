@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use radic_wire::ids::{NodeId, NodeName, Rank};
-use radic_wire::job::{EndReason, Outcome, OutputStream, exit_code};
-use radic_wire::peer::{SessionId, ToHost, ToSession, Ward};
+use radic_wire::job::{EndReason, Outcome, OutputStream, Ward, exit_code};
+use radic_wire::peer::{SessionId, ToHost, ToSession};
 use radic_wire::suspension::Suspension;
 
 use super::relay::Piece;

@@ -2,7 +2,8 @@
 
 use radic_wire::bytes::Writer;
 use radic_wire::causes::Cause;
-use radic_wire::log::{LogPart, NewCauses, Span};
+use radic_wire::log::{LogPart, NewCauses};
+use radic_wire::span::Span;
 
 use super::*;
 

@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_observer::caller::{self, Caller as Called, Heard};
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, PAUSE, Peer, Step, UntilBack};
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, PAUSE, Step, UntilBack};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};

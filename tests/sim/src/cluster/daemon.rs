@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use radic_protector::fetching::OrderNumber;
 use radic_protector::node::host::{HostOutput, RestoreOrder};
-use radic_protector::node::observers::ObserverId;
-use radic_protector::node::{Input, Node, Output};
+use radic_protector::node::{Input, Node, ObserverId, Output};
 use radic_wire::ids::{JobId, ProcessId};
 use radic_wire::process::FromNode;
 

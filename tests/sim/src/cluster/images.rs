@@ -34,7 +34,7 @@ const LOGIN: Duration = Duration::from_secs(5);
 
 /// What an image is: the process as it was, with all that the library's layer has of it in the process's memory. What becomes of each part after a
 /// restore says the table in
-/// `preload/src/restart.rs`.
+/// `preload/src/layer/restart.rs`.
 #[derive(Debug, Clone)]
 pub struct Saved {
     /// The observer.

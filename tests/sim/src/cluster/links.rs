@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use radic_observer::connect::Found;
 use radic_observer::connection::{Connection, Forgettable, Slot};
+use radic_observer::found::Found;
 use radic_observer::links::{Action, Ending, Links, SocketId};
 use radic_observer::{Context, Failure};
 use radic_wire::determinant::StreamId;

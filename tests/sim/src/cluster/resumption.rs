@@ -1,5 +1,5 @@
 //! `radic resume`: gives the logs and images of a suspended job to the protectors of its ranks, over their own protocol, and has the job go on. Written after
-//! `tools/src/suspend/resume.rs`.
+//! `tools/src/resume.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -8,8 +8,9 @@ use radic_protector::store::Speaker;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{CutStreams, FromProtector, HeldImage, HeldStream, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, HeldImage, HeldStream, ToProtector};
 use radic_wire::login::Channel;
+use radic_wire::span::Span;
 use radic_wire::suspension::Resumption;
 
 use super::net::{ConnId, Owner, Packet, Word, code};

@@ -10,7 +10,8 @@ use radic_wire::causes::{Elsewhere, NotWhole};
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, Outcome, OutputStream};
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart, Span};
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart};
+use radic_wire::span::Span;
 use radic_wire::suspension::Suspension;
 
 use super::machine::name;

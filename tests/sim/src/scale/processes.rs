@@ -1,10 +1,9 @@
 //! What a node sees of the processes of its machine, and of its log service: they start, and say where they are dialed; each has an image that is committed.
 //! Bringing one back takes no time.
 
-use radic_protector::node::Input;
 use radic_protector::node::host::HostOutput;
-use radic_protector::node::observers::ObserverId;
 use radic_protector::node::stores::StoreOrder;
+use radic_protector::node::{Input, ObserverId};
 use radic_protector::store::Restart;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};

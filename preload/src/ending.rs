@@ -4,11 +4,11 @@ use std::io::IoSlice;
 
 use radic_observer::Failure;
 
-use super::switch_off;
+use crate::phase::switch_off;
 use crate::{node, sys};
 
 /// Ends the process at once.
-pub fn end_process(code: i32) -> ! {
+pub(crate) fn end_process(code: i32) -> ! {
     switch_off();
     #[allow(unsafe_code)]
     // SAFETY: takes a number, and does not return.
@@ -19,7 +19,7 @@ pub fn end_process(code: i32) -> ! {
 }
 
 /// Ends the process: it cannot go on without breaking a guarantee. A wrong answer is worse than a crash.
-pub fn fail(what: &str) -> ! {
+pub(crate) fn fail(what: &str) -> ! {
     // Without an allocation: this may be a signal's handler in the middle of one.
     let parts = ["radic: this process cannot go on: ", what, "\n"].map(|part| IoSlice::new(part.as_bytes()));
     _ = rustix::io::writev(sys::borrow(2), &parts);
@@ -28,7 +28,7 @@ pub fn fail(what: &str) -> ! {
 }
 
 /// Ends a process that catches up, because it diverges from its log. Its node is told why: the node decides what becomes of the process, and ends it.
-pub fn diverged(why: &str) -> ! {
+pub(crate) fn diverged(why: &str) -> ! {
     node::say_diverged(why);
     fail(why)
 }
@@ -49,7 +49,7 @@ fn fail_with(failure: &Failure) -> ! {
 }
 
 /// The value, or the end of the process.
-pub fn sure<T>(result: Result<T, impl Into<Failure>>) -> T {
+pub(crate) fn sure<T>(result: Result<T, impl Into<Failure>>) -> T {
     match result {
         Ok(value) => value,
         Err(failure) => fail_with(&failure.into()),

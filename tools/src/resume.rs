@@ -17,23 +17,26 @@ use radic_wire::job::{EndReason, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{CutStreams, FromProtector, HeldStream, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, HeldStream, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::mac::{Code, JobKey};
+use radic_wire::span::Span;
 use radic_wire::suspension::{Resumption, SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
 
 use crate::client::{self, ClientError, Cluster, Connection};
 use crate::format::report;
 use crate::progress::{Progress, Unit};
 use crate::session::{self, Shown};
+use crate::suspend::content::{Saved, Source};
+use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
 
-use super::content::{Saved, Source};
-use super::on_signal::{OnSignal, OnSignalArgs};
+#[cfg(test)]
+mod tests;
 
 /// Time for any one step of a protector that takes an image: it verifies all of it.
 const STEP: Duration = Duration::from_secs(300);
 /// Bytes that are read from a file at once.
-pub(super) const PIECE: usize = limits::LOG_CHUNK;
+const PIECE: usize = limits::LOG_CHUNK;
 
 /// What to do about a folder that is not as it was written.
 const COPY_AGAIN: &str = "copy the folder again from where it was written";
@@ -150,7 +153,7 @@ fn ask_where(cluster: &Cluster, saved: &Saved) -> Result<(Connection, Vec<Socket
 }
 
 /// A file is there, whole, and what was written.
-pub(super) fn verify(dir: &Source, saved: &SavedFile, key: &JobKey, progress: &Progress) -> Result<()> {
+fn verify(dir: &Source, saved: &SavedFile, key: &JobKey, progress: &Progress) -> Result<()> {
     let mut pieces = Pieces::open(dir, saved, key, progress)?;
     while !pieces.next()?.is_empty() {}
     Ok(())

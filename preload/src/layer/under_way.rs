@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use radic_observer::connect::{Found, Peer};
 use radic_observer::connection::Slot;
+use radic_observer::found::{Found, Peer};
 use radic_wire::address::canonical;
 use radic_wire::determinant::StreamId;
 use radic_wire::log::Greeting;
@@ -11,13 +11,11 @@ use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use crate::fds;
+use super::Layer;
 use crate::greeting::{self, To};
-use crate::layer::Layer;
 use crate::links::reset;
-use crate::ops::connect::{refuse_again, settled};
-use crate::swap::is_given_up;
-use crate::sys;
+use crate::sockets::{is_given_up, refuse_again, settled};
+use crate::{fds, sys};
 
 /// As many of them a waiting call listens to; the others are looked at by turns, as long as any link is not up.
 const AT_ONCE: usize = 64;

@@ -19,11 +19,11 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
+use super::accept::{Accepted, listened_at};
+use super::address;
 use crate::fds::{self, DESCRIPTORS};
 use crate::node::Node;
-use crate::ops::accept::{Accepted, listened_at};
-use crate::ops::address;
-use crate::sys;
+use crate::{sockets, sys};
 
 /// Time for the node to answer, in milliseconds. Then it is asked once more, over another connection.
 const ANSWER_MS: u64 = 5_000;
@@ -46,29 +46,29 @@ const INHERITED: u32 = 1 << 16;
 const OWN: u32 = 2 << 16;
 
 /// The node that this process, or its parent, asks.
-pub fn set_home(socket: &[u8], process: ProcessId) {
+pub(crate) fn set_home(socket: &[u8], process: ProcessId) {
     _ = HOME.set((socket.to_vec(), process));
 }
 
 /// This process is a child from now on.
-pub fn begin() {
+pub(crate) fn begin() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
 /// Whether this process is a child.
-pub fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
 /// The child waits for callers at this listener, if it is one that the rank had: the node is told before the first one is taken.
-pub fn wait_for_callers(fd: i32) {
+pub(crate) fn wait_for_callers(fd: i32) {
     if fds::kind(fd) == fds::Kind::Listener {
         is_inherited(fd);
     }
 }
 
 /// `accept` in a child. None: the listener is none of the rank's, and the call passes through.
-pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errno>> {
+pub(crate) fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errno>> {
     if !is_inherited(listener) {
         return None;
     }
@@ -90,7 +90,7 @@ pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errn
 /// Whether the rank listened there: the node knows, and is asked once for each listener.
 fn is_inherited(fd: i32) -> bool {
     let Some(known) = usize::try_from(fd).ok().and_then(|fd| LISTENERS.get(fd)) else { return false };
-    let Some(local) = address::local(fd).filter(|_| address::is_tcp(fd)) else { return false };
+    let Some(local) = sockets::local(fd).filter(|_| address::is_tcp(fd)) else { return false };
     let (before, port) = (known.load(Ordering::Relaxed), u32::from(local.port()));
     if before & 0xffff == port {
         return before & INHERITED != 0;

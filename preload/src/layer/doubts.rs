@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use radic_wire::process::{TEXT, ToNode};
 
+use super::Layer;
+use super::held::enter;
 use crate::callers::BY_MEMORY;
-use crate::layer::{self, Layer};
 
 /// The library's place in [`BY_MEMORY`], plus one. 0: none.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
@@ -21,7 +22,7 @@ pub fn are_there() -> bool {
 /// The process has threads of this library.
 pub fn begin(library: usize) {
     if LIBRARY.swap(library + 1, Ordering::Relaxed) == 0
-        && let Some(mut layer) = layer::enter()
+        && let Some(mut layer) = enter()
     {
         let text = format!(
             "{}: when it is brought back it may do something else than its log says; its job restarts from its beginning then (docs/programs.md)",

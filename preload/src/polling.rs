@@ -8,8 +8,7 @@ use std::ptr;
 use libc::{c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 
-use super::next;
-use crate::ops::epolls::Operation;
+use crate::epolls::Operation;
 use crate::real;
 
 /// What the C library's result says.
@@ -31,7 +30,7 @@ fn span(nanoseconds: Option<u64>) -> Option<timespec> {
 const MASK: usize = size_of::<u64>();
 
 /// What is ready now.
-pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub(crate) fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     // SAFETY: the kernel writes at most `room` events, and reads one mask.
     result(unsafe {
@@ -43,14 +42,19 @@ pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>
 }
 
 /// Waits for events; in nanoseconds, none: forever.
-pub fn epoll_within(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub(crate) fn epoll_within(
+    epoll: i32,
+    events: &mut [epoll_event],
+    time: Option<u64>,
+    mask: Option<&sigset_t>,
+) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let whole = time.map(|ns| (ns / 1_000_000, ns % 1_000_000));
     // SAFETY: the kernel writes at most `room` events, and reads one time and one mask.
     result(unsafe {
         match whole {
-            None => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, -1, pointer(mask)),
-            Some((ms @ 0..0x7fff_ffff, 0)) => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, ms as c_int, pointer(mask)),
+            None => real::epoll_pwait(epoll, events.as_mut_ptr(), room, -1, pointer(mask)),
+            Some((ms @ 0..0x7fff_ffff, 0)) => real::epoll_pwait(epoll, events.as_mut_ptr(), room, ms as c_int, pointer(mask)),
             // Only a kernel that has this call has programs that make it.
             Some(_) => {
                 let time = span(time);
@@ -62,7 +66,7 @@ pub fn epoll_within(epoll: i32, events: &mut [epoll_event], time: Option<u64>, m
 }
 
 /// What of `fds` is ready now.
-pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub(crate) fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel reads and writes the descriptors and the time, and reads one mask.
     result(unsafe {
@@ -76,15 +80,15 @@ pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Er
 }
 
 /// Waits until one of `fds` is ready; in nanoseconds, none: forever.
-pub fn poll_within(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub(crate) fn poll_within(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let time = span(time);
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the kernel reads and writes the descriptors, and reads one time and one mask.
-    result(unsafe { real!(ppoll)(fds.as_mut_ptr(), fds.len() as nfds_t, time, pointer(mask)) })
+    result(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, pointer(mask)) })
 }
 
 /// `epoll_ctl`, with events and key; without for `Delete`.
-pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, key: u64) -> Result<(), Errno> {
+pub(crate) fn control(epoll: i32, operation: Operation, fd: i32, events: u32, key: u64) -> Result<(), Errno> {
     let operation = match operation {
         Operation::Add => libc::EPOLL_CTL_ADD,
         Operation::Modify => libc::EPOLL_CTL_MOD,
@@ -92,7 +96,7 @@ pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, key: u64)
     };
     let (mut event, errno) = (epoll_event { events, u64: key }, real::errno());
     // SAFETY: the kernel reads one event.
-    let result = result(unsafe { real!(epoll_ctl)(epoll, operation, fd, &raw mut event) });
+    let result = result(unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) });
     // Not every failure is one of the program's call.
     real::set_errno(errno);
     result.map(drop)

@@ -7,6 +7,7 @@ use rustix::event::PollFlags;
 use rustix::net::{SendFlags, sockopt::Timeout};
 
 use super::*;
+use crate::sys;
 
 fn pair() -> (OwnedFd, OwnedFd) {
     let (listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();

@@ -1,6 +1,6 @@
-//! Sockets behind descriptors: the program keeps a number, and what is behind it is exchanged. And the sockets that the library makes itself.
+//! Sockets: those that the library makes itself, and what is asked of those of the program.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -8,15 +8,12 @@ use radic_wire::determinant::StreamId;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, sockopt};
 
-use crate::fds;
-use crate::layer::{Layer, fail};
-use crate::ops::ready;
 use crate::sys;
 
 /// The socket that a connection's descriptor had before its link broke or came into question. The descriptor has a placeholder
 /// now.
 #[derive(Debug)]
-pub struct Aside {
+pub(crate) struct Aside {
     /// The connection, by the stream that goes out.
     pub end: StreamId,
     /// The socket; its options are those of the next one. None: the descriptor had none.
@@ -24,13 +21,13 @@ pub struct Aside {
 }
 
 /// Throws away a socket on which nothing may be sent any more: what its kernel still has is in the outbox.
-pub fn discard(socket: OwnedFd) {
+pub(crate) fn discard(socket: OwnedFd) {
     _ = rustix::net::shutdown(&socket, Shutdown::Both);
     sys::close_own(socket);
 }
 
 /// Whether the other side of a new socket has given it up already.
-pub fn is_given_up(fd: impl AsFd) -> bool {
+pub(crate) fn is_given_up(fd: impl AsFd) -> bool {
     !matches!(rustix::net::recv(fd, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((_, 1..)) | Err(Errno::AGAIN))
 }
 
@@ -43,7 +40,7 @@ fn socket_for(address: &SocketAddr) -> Result<OwnedFd, Errno> {
 /// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given
 /// the connection up, and the reset was lost (a kernel sends it once), the opener would never learn that. So keepalive asks the
 /// other side's kernel, which answers also while its program computes for an hour.
-pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
+pub(crate) fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     const IDLE: Duration = Duration::from_secs(1);
     const PROBES: u32 = 5;
     let socket = socket_for(door)?;
@@ -62,7 +59,7 @@ pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
 
 /// The kernel asks the other side's about a link that says nothing for long (keepalive): the last word of a process that has
 /// ended may be lost with its machine, and no other one comes. What the program has set itself holds.
-pub fn ask_when_silent(socket: BorrowedFd<'_>) {
+pub(crate) fn ask_when_silent(socket: BorrowedFd<'_>) {
     const IDLE: Duration = Duration::from_secs(15);
     const AGAIN: Duration = Duration::from_secs(5);
     const PROBES: u32 = 5;
@@ -76,12 +73,12 @@ pub fn ask_when_silent(socket: BorrowedFd<'_>) {
 }
 
 /// A socket that is never readable and always writable, and leads nowhere.
-pub fn placeholder() -> Result<OwnedFd, Errno> {
+pub(crate) fn placeholder() -> Result<OwnedFd, Errno> {
     sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// A listening socket at a port that the kernel chooses.
-pub fn listen(ip: IpAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
+pub(crate) fn listen(ip: IpAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
     let fd = socket_for(&SocketAddr::new(ip, 0))?;
     rustix::net::bind(&fd, &SocketAddr::new(ip, 0))?;
     rustix::net::listen(&fd, 1024)?;
@@ -89,62 +86,27 @@ pub fn listen(ip: IpAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
     Ok((fd, at))
 }
 
-impl Layer {
-    /// Another socket for the descriptors of what is on `primary`. The one before, if it was open.
-    pub(crate) fn put(&mut self, primary: i32, new: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
-        let old = match rustix::io::fcntl_dupfd_cloexec(sys::borrow(primary), 3) {
-            Ok(old) => Some(sys::high(old)?),
-            Err(Errno::BADF) => None,
-            Err(error) => return Err(error),
-        };
-        let flags = old.as_ref().and_then(|old| rustix::fs::fcntl_getfl(old).ok());
-        let blocking = flags.map_or(fds::is_blocking(primary), |flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
-        rustix::io::ioctl_fionbio(new, !blocking)?;
-        if self.observer.table().slot_of(primary as u32).is_ok_and(|slot| self.is_shut(slot)) {
-            // ENOTCONN: its peer is gone already, and nothing comes from there in any case.
-            _ = rustix::net::shutdown(new, Shutdown::Read);
-        }
-        let aliases: Vec<i32> = self.aliases.iter().filter(|(_, of)| *of == primary).map(|(alias, _)| *alias).collect();
-        for fd in std::iter::once(primary).chain(aliases) {
-            ready::leaving(fd);
-            sys::replace(new, fd)?;
-            ready::replaced(fd);
-        }
-        Ok(old)
-    }
+/// The address that a socket is bound to, as the kernel knows it.
+pub(crate) fn local(fd: i32) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(sys::borrow(fd)).ok()?).ok()
+}
 
-    /// Puts a placeholder behind the descriptor of a connection. What was there.
-    pub(crate) fn put_aside(&mut self, fd: i32) -> Option<OwnedFd> {
-        let put = placeholder().and_then(|new| {
-            // Times that the program has set for its calls are asked of the descriptor.
-            sys::copy_times(sys::borrow(fd), new.as_fd());
-            let old = self.put(fd, new.as_fd());
-            sys::close_own(new);
-            old
-        });
-        match put {
-            Ok(old) => old,
-            Err(error) => fail(&format!("there is no placeholder for descriptor {fd}, and its link is broken: {error}")),
-        }
-    }
+/// What the kernel says of a connection that is under way no more.
+pub(crate) fn settled(fd: i32) -> Result<(), Errno> {
+    sockopt::socket_error(sys::borrow(fd)).and_then(|error| error)
+}
 
-    fn aside(&self, fd: i32) -> Option<&Aside> {
-        if self.sockets.aside.is_empty() {
-            return None;
-        }
-        let slot = self.observer.table().slot_of(self.primary(fd) as u32).ok()?;
-        let end = self.observer.table().get(slot)?.stream_out();
-        self.sockets.aside.iter().find(|aside| aside.end == end)
-    }
-
-    /// Whether a placeholder is behind `fd`.
-    pub fn is_away(&self, fd: i32) -> bool {
-        self.aside(fd).is_some()
-    }
-
-    /// The descriptor that has the options of the connection on `fd`.
-    pub fn options_of(&self, fd: i32) -> i32 {
-        self.aside(fd).and_then(|aside| aside.socket.as_ref()).map_or(fd, AsRawFd::as_raw_fd)
+/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket
+/// that does not listen. What the program is told of the call; the rest is in its socket.
+pub(crate) fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
+    let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let nobody = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let nobody = nobody.and_then(|socket| rustix::net::bind(&socket, &SocketAddr::new(loopback, 0)).map(|()| socket));
+    let at = nobody.as_ref().ok().and_then(|socket| local(socket.as_raw_fd()));
+    match at.map(|at| rustix::net::connect(sys::borrow(fd), &at)) {
+        Some(Err(error)) => error,
+        _ => Errno::CONNREFUSED,
     }
 }
 

@@ -19,12 +19,12 @@
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
 //! | `input` | a new pipe, into which nothing comes before the process is live ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
-//! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `image::restored` |
+//! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `imaging::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
 //! | `INSIDE`, `LEAVES`, all of [`crate::threads`] | hold: threads are the same |
 //! | `PHASE`, `UNSENT`, `DUE` | `PHASE` holds; `UNSENT` off; a checkpoint that is wanted still is |
 //! | `fds::KINDS` | hold for the program's; the layer's own are set again |
-//! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`ready::replaced`) |
+//! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`watches::replaced`) |
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
 //! | `NUMBERS`, `doubts` | hold: they follow from the program's calls |
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |
@@ -43,12 +43,12 @@ use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
-use crate::children;
+use super::Layer;
+use crate::ending::{diverged, fail, sure};
 use crate::fds::{self, Kind};
-use crate::layer::{Layer, diverged, fail, sure};
 use crate::node::Node;
 use crate::replay::Replayer;
-use crate::{memory, sys};
+use crate::{children, memory, sys};
 
 /// Bytes of journal that are here at once.
 const BUFFER: usize = 1 << 20;
@@ -188,7 +188,7 @@ impl Layer {
                 "replay diverged at journal position {position}, where thread {thread} had the outcome of an accept: descriptor {fd}, which was free then, is open"
             ));
         }
-        let Some(arrived) = arrived else { return crate::ops::descriptor::place(fd) };
+        let Some(arrived) = arrived else { return sys::place(fd) };
         let socket = sys::own(arrived.fd);
         let placed = sys::replace(socket.as_fd(), fd);
         sys::close_own(socket);

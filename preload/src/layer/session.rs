@@ -17,20 +17,16 @@ use radic_wire::process::ToNode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use crate::channel::{Channel, Identity};
-use crate::children;
+use super::{Layer, want_checkpoint};
+use crate::channel::{Channel, Channels, Identity};
 use crate::counters::{self, Counter};
-use crate::layer::{Layer, fail, sure, want_checkpoint};
-use crate::ops::yielding;
-use crate::sys;
+use crate::ending::{fail, sure};
+use crate::{children, sys, yielding};
 
 /// Time between two looks at what the node has said, in milliseconds.
 const LOOK_MS: u64 = 100;
 /// Time for the protector to answer with a piece of the log, lost connections included, in nanoseconds.
 const PIECE_NS: u64 = 90_000_000_000;
-
-/// The connections of a session.
-pub type Channels = (Channel, Channel);
 
 impl Layer {
     /// Tells the session something, and does what it says. It may not be up afterwards.
