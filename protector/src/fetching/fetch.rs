@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use radic_wire::mac::MAC;
 
-use super::{FetchError, Offer, RestoreOrder, WRONG_CODE};
+use super::error::{FetchError, WRONG_CODE};
+use super::offer::Offer;
+use super::order::RestoreOrder;
 use crate::store::Speaker;
 
 /// Time to connect and log in.

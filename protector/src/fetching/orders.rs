@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 
-use super::{FetchError, RestoreOrder};
+use super::error::FetchError;
+use super::order::RestoreOrder;
 
 /// Orders that may wait for others: one for each rank of the largest job.
 const WAITING: usize = limits::RANKS as usize;

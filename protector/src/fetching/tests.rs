@@ -1,10 +1,13 @@
 //! What is decided about images that are fetched, with no network and no file.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+use radic_wire::login::OFFER;
+use radic_wire::mac::MAC;
 
 use super::fetch::{AGAIN, REACHED};
 use super::*;

@@ -42,14 +42,12 @@ pub use self::lines::LineHeld;
 use self::log::Log;
 use self::process::{Kept, Process};
 use self::role::{Elsewhere, Replica};
-pub use self::types::{Config, File, NoRestart, Notice, Output, Place, Restart, Speaker, StoreError, Usage, Write};
+pub use self::types::{Config, File, NoRestart, Notice, Output, Place, RESTORES, Restart, Speaker, StoreError, Usage, Write};
 
 /// Superseded images that are remembered of a process that keeps its logs.
 const KEPT_IMAGES: usize = 1 << 16;
 /// Notices that wait to be fetched. The oldest one is dropped.
 const NOTICES: usize = 1_024;
-/// How often a process is restarted from its newest image without becoming live, before the image before that is taken.
-pub const RESTORES: u32 = 2;
 
 /// Everything that one protector holds.
 #[derive(Debug, Clone)]

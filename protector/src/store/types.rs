@@ -5,6 +5,9 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::{HeldImage, ImageRange};
 
+/// How often a process is restarted from its newest image without becoming live, before the image before that is taken.
+pub const RESTORES: u32 = 2;
+
 /// Bounds and how firmly things are held.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
@@ -151,9 +154,9 @@ pub enum NoRestart {
     /// The replica, or the file, does not have all of the log yet.
     #[error("its log is not stable yet")]
     Unstable,
-    /// It was brought back from its newest image, and lost before it was live, [`RESTORES`](super::RESTORES) times. What the image
+    /// It was brought back from its newest image, and lost before it was live, [`RESTORES`] times. What the image
     /// before needs is with no sender any more.
-    #[error("it was lost on its way back from its last checkpoint {} times", super::RESTORES)]
+    #[error("it was lost on its way back from its last checkpoint {} times", RESTORES)]
     NotRestored,
 }
 
