@@ -84,13 +84,17 @@ impl World {
                 && store.incarnation(process).is_some_and(|incarnation| incarnation.epoch == epoch)
                 && store.journal_end(process) >= stable
         };
-        let counts = |of: &usize| self.is_up(*of) && is_member(*of) && !self.is_declared_dead(*of);
+        // "A daemon that hangs for longer is taken for dead."
+        let counts = |of: &usize| self.is_up(*of) && is_member(*of) && !self.is_declared_dead(*of) && !self.rests(*of);
         (0..self.machines.len()).filter(counts).filter(holds).collect()
     }
 
     /// The images of a process do not come to this machine: it is judged whether what is said of that is true.
     pub fn judge_fetch(&mut self, at: usize, speaker: Speaker, error: &FetchError) {
         let Speaker { process, incarnation } = speaker;
+        if self.is_declared_dead(at) {
+            return;
+        }
         match error {
             FetchError::GivenUp => return,
             FetchError::Unreplicated(first) => return self.judge_fetch(at, speaker, first),
@@ -128,12 +132,17 @@ impl World {
         }
     }
 
+    /// Whether this machine's node does nothing for now.
+    fn rests(&self, at: usize) -> bool {
+        self.machines[at].paused.max(self.machines[at].hung) > self.now
+    }
+
     /// Whether something keeps one of these machines from answering the other.
     fn is_hindered(&self, one: usize, other: usize) -> bool {
         let pair = (one.min(other), one.max(other));
         let is_broken = self.net.broken.is_some_and(|at| self.now < at + HEARD);
         let slow = [one, other].iter().any(|at| self.net.slow.get(at).is_some_and(|more| !more.is_zero()));
-        let rests = [one, other].iter().any(|at| self.machines[*at].paused.max(self.machines[*at].hung) > self.now);
+        let rests = self.rests(one) || self.rests(other);
         is_broken || slow || rests || self.net.cuts.get(&pair).is_some_and(|until| *until > self.now)
     }
 }

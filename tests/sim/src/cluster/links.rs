@@ -262,6 +262,10 @@ impl World {
             if !self.is_running(pid) || self.is_in_question(pid) {
                 return;
             }
+            // One whose first link was refused is with the program until it closes it.
+            if !self.lib(pid).links.is_under_way(end) {
+                continue;
+            }
             if made {
                 self.drive(pid, |links, cx| {
                     links.handle_made(cx, end);
