@@ -58,8 +58,11 @@ pub(super) struct Gather {
     purpose: Purpose,
     pub(super) waiting: BTreeSet<NodeId>,
     answers: BTreeMap<NodeId, Answer>,
-    /// A node that was asked is no member any more, and has not answered.
-    pub(super) lost: bool,
+    /// Nodes that were lost before they had answered, or that this side, without a majority, could not reach. The latter are
+    /// members, and nobody knows what they would have said.
+    unreached: BTreeSet<NodeId>,
+    /// A node that was asked is no member any more, or was out of reach, and has not answered.
+    lost: bool,
     pub(super) deadline: Duration,
 }
 
@@ -70,6 +73,16 @@ impl Gather {
 
     pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
         self.answers.values()
+    }
+
+    /// This node is lost, or out of reach. Returns whether it was waited for.
+    pub(super) fn lose(&mut self, node: &NodeId) -> bool {
+        let waited = self.waiting.remove(node);
+        if waited {
+            self.lost = true;
+            self.unreached.insert(node.clone());
+        }
+        waited
     }
 }
 
@@ -95,7 +108,8 @@ impl Node {
             self.send(node, PeerMessage::Query(number, query.clone()));
         }
         let none = waiting.is_empty();
-        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), lost: false, deadline: now + within });
+        let (answers, unreached, lost, deadline) = (BTreeMap::new(), BTreeSet::new(), false, now + within);
+        self.gathers.insert(number, Gather { purpose, waiting, answers, unreached, lost, deadline });
         if none {
             self.finish_gather(now, number);
         }
@@ -104,10 +118,9 @@ impl Node {
     pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
         // A listener that is named too late goes on to expect the caller: an earlier connection of it may lie in the backlog, or it asks again.
         let Some(gather) = self.gathers.get_mut(&number) else { return };
-        if !gather.waiting.contains(from) {
+        if !gather.waiting.remove(from) && !gather.unreached.remove(from) {
             return;
         }
-        gather.waiting.remove(from);
         // One listener is enough.
         let found = matches!(answer, Answer::Listener { process: Some(_), .. });
         gather.answers.insert(from.clone(), answer);
@@ -122,7 +135,9 @@ impl Node {
     }
 
     pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
-        let Some(Gather { purpose, answers, waiting, lost, .. }) = self.gathers.remove(&number) else { return };
+        let Some(Gather { purpose, answers, mut waiting, unreached, lost, .. }) = self.gathers.remove(&number) else { return };
+        // A member that was out of reach is silent: it may have what was asked for.
+        waiting.extend(unreached.into_iter().filter(|node| self.is_member(node)));
         match purpose {
             Purpose::Status(client) => self.finish_status(now, client, answers),
             Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),

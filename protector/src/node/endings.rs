@@ -52,7 +52,7 @@ impl Endings {
 impl Node {
     /// The host of a job is gone, and its home may not know how the ranks ended.
     pub(super) fn keep_ends(&mut self, job: JobId, epoch: Epoch, ends: Ends) {
-        if !ends.is_empty() && self.recovery.endings.ends.len() < limits::JOBS {
+        if !ends.is_empty() && !self.has_ended(job) && self.recovery.endings.ends.len() < limits::JOBS {
             self.recovery.endings.ends.insert(job, (epoch, ends));
         }
     }
@@ -125,9 +125,10 @@ impl Node {
         self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
     }
 
-    /// A job that was over goes on.
+    /// A job that was over goes on. Its ranks have ended in the life before.
     pub(super) fn forget_end(&mut self, job: JobId) {
         self.recovery.endings.ended.retain(|(ended, _)| *ended != job);
+        self.forget_ends(job);
     }
 
     /// Tells the home of a job, perhaps a new one, which of its processes on this node lack their log, or could not be brought

@@ -286,9 +286,9 @@ impl Host {
     }
 
     /// How the ranks here have ended, for a home that comes after this host is over. Empty for an epoch from which the job does
-    /// not go on.
+    /// not go on. Ranks that were killed with their job have ended as well as those that were left to end: nobody else says so.
     pub fn ends(&self) -> Vec<(Rank, ExitStatus, MpiPhase)> {
-        if self.phase.is_by_force() {
+        if self.phase.is_left_behind() {
             return Vec::new();
         }
         self.ranks.iter().filter_map(|(rank, state)| state.end().map(|(status, phase)| (*rank, status, phase))).collect()

@@ -228,9 +228,8 @@ impl Node {
     }
 
     pub(super) fn clients_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
-        let waiting: Vec<_> = self.gathers.iter_mut().filter_map(|(n, g)| g.waiting.remove(node).then_some(*n)).collect();
+        let waiting: Vec<_> = self.gathers.iter_mut().filter_map(|(n, g)| g.lose(node).then_some(*n)).collect();
         for number in waiting {
-            self.gathers.get_mut(&number).into_iter().for_each(|gather| gather.lost = true);
             if self.gathers.get(&number).is_some_and(|g| g.waiting.is_empty()) {
                 self.finish_gather(now, number);
             }

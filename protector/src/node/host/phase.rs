@@ -78,9 +78,9 @@ impl HostPhase {
         matches!(self.cause(), Some(Cause::Superseded { .. }))
     }
 
-    /// Whether the ranks are not left to end by themselves.
-    pub(super) fn is_by_force(self) -> bool {
-        self.cause().is_some_and(|cause| cause >= Cause::Force)
+    /// Whether the job begins anew, or has begun anew elsewhere: how ranks have ended here is of no account.
+    pub(super) fn is_left_behind(self) -> bool {
+        self.cause().is_some_and(|cause| cause >= Cause::Restart)
     }
 
     /// Whether the host's own home has ended it for a restart.
@@ -153,12 +153,14 @@ mod tests {
         phase.finish();
         assert_eq!(phase, HostPhase::Open, "only what is ended is over or reopened");
         phase.end(Cause::JobEnds, KILL);
-        assert!(phase.is_ending() && !phase.is_by_force() && phase.next() == Some(KILL));
-        phase.end(Cause::Restart, NOTICE);
+        assert!(phase.is_ending() && !phase.is_left_behind() && phase.next() == Some(KILL));
+        phase.end(Cause::Force, NOTICE);
+        assert!(!phase.is_left_behind(), "its ranks have ended with their job");
+        phase.end(Cause::Restart, Next::Notice(Duration::from_secs(15)));
         phase.end(Cause::Force, Next::Notice(Duration::from_secs(20)));
         assert_eq!(phase, HostPhase::Ending { cause: Cause::Restart, next: NOTICE });
         phase.reopen();
-        assert!(!phase.is_ending() && phase.is_by_force() && phase.restarts() && !phase.is_superseded());
+        assert!(!phase.is_ending() && phase.is_left_behind() && phase.restarts() && !phase.is_superseded());
         phase.end(Cause::JobEnds, KILL);
         phase.finish();
         assert_eq!(phase, HostPhase::Over(Cause::Restart));
@@ -188,7 +190,7 @@ mod tests {
             phase.end(Cause::Superseded { told: false }, NOTICE);
             phase.end(Cause::Force, NOTICE);
             assert_eq!(phase.cause(), Some(Cause::Superseded { told }));
-            assert!(phase.is_superseded() && phase.is_by_force() && phase.restarts() == told);
+            assert!(phase.is_superseded() && phase.is_left_behind() && phase.restarts() == told);
         }
     }
 }

@@ -122,6 +122,47 @@ fn a_job_of_which_something_is_left_does_not_go_on_though_its_end_is_known() {
     assert!(!cluster.begin_to_resume(4, 8, &suspension));
 }
 
+/// The home of a suspended job is lost when it has told all others to kill their ranks, and before its own rank has ended. They
+/// keep that their ranks were ended, and the next home does not wait for the word of hosts that are over.
+#[test]
+fn a_home_is_lost_when_all_ranks_of_its_suspended_job_were_killed() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.suspend(4, 7, job);
+    cluster.ask(4, 7, Request::EndSuspended);
+    let is_end = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToHost(_, ToHost::End { .. })));
+    while cluster.wire.iter().filter(|(.., input)| is_end(input)).count() < 2 {
+        cluster.step();
+    }
+    cluster.kill_all(&[1]);
+    cluster.run_for(LATENCY * 4);
+    assert!([2, 3].iter().all(|node| !cluster.nodes[&name(*node)].hosts.contains_key(&job)));
+    cluster.run_until(|c| c.outcome(1).is_some());
+    let Some(Outcome { reason: EndReason::RankLost { why, .. }, .. }) = cluster.outcome(1) else {
+        panic!("{:?}", cluster.outcome(1))
+    };
+    assert!(why.contains("by a home that was lost before it had said why"), "{why}");
+    cluster.run_until(|c| (2..=5).all(|node| !c.nodes[&name(node)].knows(job)));
+    assert!((2..=5).all(|node| cluster.nodes[&name(node)].recovery.endings.ends.is_empty()));
+}
+
+/// The others get out of reach while a command asks them whether they have something of a suspended job. It is not taken for
+/// their answer that they say nothing: the job's end is not forgotten, and no life begins.
+#[test]
+fn no_life_begins_while_a_member_that_was_asked_is_out_of_reach() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let suspension = cluster.suspend_and_end(4, 7, job);
+    cluster.run_for(LATENCY * 3);
+    cluster.dead.extend([1, 2, 3].map(name));
+    cluster.run_until(|c| c.recorded(EventName::Confirm) > 0);
+    assert_eq!(cluster.recorded(EventName::Frozen), 0);
+    assert!(!cluster.begin_to_resume(4, 8, &suspension));
+    assert!(cluster.recorded(EventName::Frozen) > 0, "{:?}", cluster.replies(8));
+    let node = &cluster.nodes[&name(4)];
+    assert!(node.has_ended(job) && node.is_newest_life(job, 0), "{:?}", cluster.replies(8));
+}
+
 /// A command has given what log services are to have, and its node is lost before the home has said that the job goes on.
 #[test]
 fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
