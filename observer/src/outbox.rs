@@ -10,8 +10,11 @@
 //! The pool has four parts, each of the requested size. A live process uses one. The others hold what an earlier incarnation sent
 //! and this one must send again. Without them a thread ahead of its turn could take that room, and the receivers would wait
 //! forever. Memory of a part that was never needed is never touched.
-//! - When the log is over, bytes that a receiver already has, and a share of what one that catches up may still ask for, may use
-//!   two parts: another thread may have filled one with bytes that the recorded run had not sent.
+//! - When the log is over, bytes that a receiver already has may use two parts: another thread may have filled one with bytes that
+//!   the recorded run had not sent. For that reason, and where there are several threads, a share of what a receiver that catches
+//!   up may still ask for may use two, too. Other bytes get the share that they get in a live process. So a process with one thread
+//!   has at each place of its program at least the room that it had there in any life before, for at least as much is stable: it is
+//!   never blocked where it was not then, and its receivers get what they had.
 //! - In replay, for a thread ahead of its turn, bytes that some thread sent in the recorded run may use two parts (the log does
 //!   not name the thread); bytes that, by the log, no thread had sent get a share of one.
 //! - In replay, for the thread whose turn it is, bytes may use two parts and as many blocks more as were taken ahead: all that
@@ -230,8 +233,8 @@ impl Outbox {
     }
 
     /// Appends when the log is over. The first `known` bytes were sent in the recorded run: the receiver has them. Whether the
-    /// rest was sent is not known. If the receiver itself is catching up, it may still ask for some of the rest, so that takes a
-    /// share of more than one part.
+    /// rest was sent is not known. `is_owed`: the receiver itself is catching up, so it may still ask for some of the rest, and
+    /// another thread may have taken the room for that. So it takes a share of more than one part.
     pub fn append_settled(&mut self, queue: &mut Queue, bytes: &[u8], known: usize, is_owed: bool) -> usize {
         let all = self.part * PARTS_AGAIN;
         let owed = if is_owed { self.bytes_in(queue, self.share_of(all, queue)) } else { 0 };
@@ -477,5 +480,37 @@ mod tests {
         assert_eq!(outbox.append_settled(had, &[0; 100], 10, false), 10);
         assert_eq!(outbox.append_settled(had, &[0; 100], 0, false), 2, "the rest of its block");
         assert_eq!(outbox.append_settled(had, &[0; 100], 100, false), 4, "there is no more");
+    }
+
+    proptest! {
+        /// The same program with one thread lives twice: live, and from a log that is over after some of its sends. What was stable at a
+        /// place of the program is stable there in the second life, and perhaps more is. Then there is no less room at any place.
+        #[test]
+        fn a_later_life_has_at_least_the_room_of_the_one_before(
+            block in 1usize..9,
+            over in 0usize..60,
+            more in 0u64..40,
+            lines in any::<bool>(),
+            steps in prop::collection::vec((0usize..3, 1usize..40, 0u64..40), 0..60),
+        ) {
+            let (mut then, mut now) = (Outbox::new(10, block), Outbox::new(10, block));
+            if lines {
+                then.expect_lines();
+                now.expect_lines();
+            }
+            let (mut before, mut after): ([Queue; 3], [Queue; 3]) = Default::default();
+            for (at, (which, bytes, trimmed)) in steps.into_iter().enumerate() {
+                let taken = then.append(&mut before[which], &vec![0; bytes]);
+                let bytes = vec![0; taken];
+                let again = match at < over {
+                    true => now.append_again(&mut after[which], &bytes),
+                    false => now.append_settled(&mut after[which], &bytes, 0, false),
+                };
+                prop_assert_eq!(again, taken);
+                let stable = before[which].start() + trimmed;
+                then.trim(&mut before[which], stable);
+                now.trim(&mut after[which], stable + more);
+            }
+        }
     }
 }

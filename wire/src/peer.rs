@@ -608,6 +608,8 @@ pub enum ToHost {
         kill: bool,
         /// The job restarts from the beginning: a home that takes over before all ranks are ended is to go on with that.
         restarts: bool,
+        /// The job was suspended: what its ranks have printed, and no terminal has, is written down with it. It is kept nowhere else.
+        written: bool,
     },
 }
 

@@ -216,7 +216,9 @@ impl Observer {
             outgoing.handle_trimmed();
         }
         let had = usize::try_from(outgoing.peer_has.saturating_sub(outgoing.queue.end())).unwrap_or(usize::MAX);
-        let is_owed = !outgoing.peer_settled;
+        // One thread sends in the order of every life before. With the shares of a live process it is blocked where it was then, or later.
+        // More for receivers that catch up would take it further, as far as they happen to, and a later life would owe what it sent there.
+        let is_owed = !outgoing.peer_settled && self.journal.threads() > 1;
         let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
         let len = skipped
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {

@@ -10,7 +10,7 @@ use radic_wire::log::{FromProtector, Greeting, ImageRange};
 use super::answers::{Answer, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
-use crate::connection::{Link, Phase, Welcome};
+use crate::connection::{Link, Phase, Waits, Welcome};
 use crate::error::Error;
 use crate::standstill::{STANDS, Standstill};
 
@@ -464,6 +464,27 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     assert_eq!(next.send(1, 4, &stalled[sent..], sent, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(next.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
     assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
+}
+
+/// Where the log of a process with one thread is over, it goes as far as it went when it was live, whether or not its peers catch up: else
+/// one of them would have what a later life does not come to.
+#[test]
+fn one_thread_gets_no_further_after_its_log_than_it_got_when_it_was_live() {
+    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
+    let mut observer = linked(&config, &[(1, 4), (2, 5)]);
+    let (mut next, end) = (observer.clone(), observer.journal().end());
+    let stalled = [7; 100];
+    assert_eq!(observer.send(0, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
+    next.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    let again = first_greeting(ProcessId { rank: Rank(1), ..next.process() }, Incarnation::restarted(1));
+    assert!(matches!(next.handle_greeting(&Greeting { settled: false, ..again }), Ok(Welcome::Link(..))));
+    assert_eq!((next.phase(), next.waits()), (Phase::Settled, Waits::CatchesUp));
+    let mut other = next.clone();
+    assert_eq!(next.send(0, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }));
+    assert_eq!(next.send(0, 4, &stalled[16..], 16, true), Ok(Send::Wait(Wait::Outbox)));
+    // Of two threads one may have taken room that the other had then.
+    let thread = other.begin_thread(1).unwrap();
+    assert_eq!(other.send(thread, 4, &stalled, 0, true), Ok(Send::Taken { len: 32, whole: false }));
 }
 
 /// The log says how much was sent before an outcome, not by which thread. A thread that gets ahead may send as much, and the

@@ -189,7 +189,7 @@ impl Home {
         self.phase = Phase::Ending;
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
-        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false, written: false });
         // No host will report its end: the hosts were gone when the job ended. A process that has come back since belongs to an
         // earlier epoch and is ended by its node (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
@@ -732,7 +732,7 @@ impl Home {
 
     /// What hosts are told when the job ends, or restarts from the beginning.
     fn end_message(&self) -> ToHost {
-        ToHost::End { epoch: self.epoch, kill: self.is_restarting(), restarts: self.is_restarting() }
+        ToHost::End { epoch: self.epoch, kill: self.is_restarting(), restarts: self.is_restarting(), written: false }
     }
 
     fn handle_gone(&mut self, now: Duration, from: &NodeId, epoch: Epoch) {

@@ -464,7 +464,12 @@ impl Host {
             ToHost::Freeze => self.freeze(),
             ToHost::Thaw => self.thaw(),
             ToHost::End { restarts: true, .. } => self.end(now, Cause::Restart),
-            ToHost::End { kill: true, .. } => self.end(now, Cause::Force),
+            ToHost::End { kill: true, written, .. } => {
+                if written {
+                    self.give_up_output();
+                }
+                self.end(now, Cause::Force);
+            }
             ToHost::End { .. } => self.end(now, Cause::JobEnds),
         }
     }

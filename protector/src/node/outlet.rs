@@ -35,6 +35,8 @@ pub struct Outlet {
     known: bool,
     /// The home was told where the stream ends.
     end_told: bool,
+    /// Nothing is kept any more: [`Outlet::give_up`].
+    given_up: bool,
 }
 
 impl Outlet {
@@ -125,6 +127,9 @@ impl Outlet {
             return None;
         }
         self.next = end;
+        if self.given_up {
+            return None;
+        }
         self.unprinted += data.len();
         self.pieces.push_back((offset, data.clone()));
         Some((offset, data))
@@ -136,6 +141,12 @@ impl Outlet {
             self.unprinted -= piece.len();
             self.pieces.pop_front();
         }
+    }
+
+    /// Everything is kept elsewhere, also what may still come.
+    pub fn give_up(&mut self) {
+        self.pieces.clear();
+        (self.unprinted, self.given_up) = (0, true);
     }
 
     /// What was not printed, for a new home.
@@ -173,6 +184,18 @@ mod tests {
         assert!(outlet.is_done());
         assert_eq!(outlet.open(12, false), Err(OutputLost { from: 12, known: 11 }));
         assert_eq!(outlet.open(12, true), Ok(()));
+    }
+
+    #[test]
+    fn what_is_given_up_is_kept_no_more_nor_is_what_comes_after_it() {
+        let mut outlet = Outlet::begin();
+        outlet.ask();
+        outlet.handle_read(piece("hello "));
+        outlet.give_up();
+        assert!(outlet.ask() && outlet.unprinted().next().is_none());
+        assert_eq!(outlet.handle_read(piece("world")), None);
+        assert_eq!(outlet.handle_read(piece("")), None);
+        assert!(outlet.is_done() && outlet.is_printed_to(11));
     }
 
     #[test]

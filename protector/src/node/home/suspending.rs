@@ -142,23 +142,19 @@ impl Home {
             return self
                 .tell_session(session.clone(), ToSession::Frozen(Err("this command does not suspend it any more".to_owned())));
         };
-        let held = match std::mem::replace(&mut suspending.stage, Stage::Written) {
-            stage @ (Stage::Waiting | Stage::Stopping { .. }) => return suspending.stage = stage,
-            Stage::Stopped { held } => held,
-            Stage::Written => VecDeque::new(),
-        };
-        for (_, piece) in held {
-            self.tell_taken(piece.rank, piece.stream, piece.end());
+        if matches!(suspending.stage, Stage::Waiting | Stage::Stopping { .. }) {
+            return;
         }
+        suspending.stage = Stage::Written;
         self.waiters.insert(session.clone());
         // The command has the waiting output now.
-        self.relay.take_all();
-        self.carry_out();
         self.relay.clear();
         if !self.is_over() {
             self.phase = Phase::Ending;
         }
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false });
+        // Hosts keep output until they hear this, and none of it from then on: if this home is lost before all have heard it, no rank
+        // goes on of whose output only the command has a part.
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false, written: true });
     }
 }

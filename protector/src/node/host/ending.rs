@@ -127,6 +127,14 @@ impl Host {
         self.end(now, Cause::Force);
     }
 
+    /// The job is written down with its output: nothing of that is kept here, nor is what may still come.
+    pub(super) fn give_up_output(&mut self) {
+        for (rank, state) in &mut self.ranks {
+            state.outlets.iter_mut().for_each(Outlet::give_up);
+            state.read(*rank, &mut self.outputs);
+        }
+    }
+
     fn drop_output(&mut self) {
         for (rank, state) in &mut self.ranks {
             for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS) {

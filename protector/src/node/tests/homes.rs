@@ -258,7 +258,7 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
 fn an_order_of_an_epoch_that_was_ended_is_refused() {
     let mut cluster = Cluster::new(2);
     let (job, now) = (JobId::from_bits(9), Duration::from_secs(1));
-    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true, written: false };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     node.handle(now, Input::Message(id(1), PeerMessage::ToHost(job, end)));
     for (incarnation, comes) in [(Incarnation::restarted(1), false), (Incarnation::launched_in(epoch(1)).next(), true)] {
@@ -277,7 +277,7 @@ fn the_end_of_an_incarnation_that_has_not_begun_here_is_heard_after_its_beginnin
     let (now, epoch) = (Duration::from_secs(1), epoch(1));
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
     let launch = ToHost::Launch { epoch, spec: Box::new(JobSpec { protection: never(), ..spec(2) }), placement };
-    let end = ToHost::End { epoch, kill: true, restarts: true };
+    let end = ToHost::End { epoch, kill: true, restarts: true, written: false };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let mut said = |input: Input| {
         node.handle(now, input);
@@ -307,7 +307,7 @@ fn the_end_of_an_incarnation_that_has_not_begun_here_is_heard_after_its_beginnin
 fn a_node_that_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(2, never());
-    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true, written: false };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let says_gone =
         |output: Output| matches!(output, Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { said: FromHost::Gone, .. })));

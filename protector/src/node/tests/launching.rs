@@ -102,7 +102,7 @@ fn signals_reach_those_that_are_not_there_yet_in_order_and_once() {
 fn a_job_that_ends_while_its_ranks_are_started_starts_no_more_of_them() {
     let mut starting = Starting::new();
     assert_eq!(starting.start_one(), Some(0));
-    starting.says(ToHost::End { epoch: Epoch::FIRST, kill: false, restarts: false });
+    starting.says(ToHost::End { epoch: Epoch::FIRST, kill: false, restarts: false, written: false });
     let under_way: Vec<u32> = (1..=AT_ONCE as u32).collect();
     let begun: Vec<u32> = std::iter::from_fn(|| starting.start_one()).collect();
     assert_eq!(begun, under_way, "no other is ordered any more");

@@ -226,6 +226,34 @@ fn a_late_word_of_another_resumption_takes_nothing() {
     assert!(node.next_life(job, 0) > later);
 }
 
+/// The command has what the ranks have printed and no terminal has. Hosts keep it until they hear that the job ends: were the home and the command lost between
+/// the two, the job would go on without it.
+#[test]
+fn what_a_suspended_job_has_printed_is_kept_until_its_ranks_end() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.post(&name(4), Input::ClientGone(ClientId(1)));
+    cluster.run_for(LATENCY * 4);
+    cluster.print(at(job, 1), b"one");
+    cluster.run_for(LATENCY * 4);
+    cluster.suspend(1, 7, job);
+    let now = cluster.now;
+    let home = cluster.nodes.get_mut(&name(1)).expect("it is there");
+    home.handle(now, Input::Client(ClientId(7), Request::EndSuspended));
+    let told: Vec<_> = std::iter::from_fn(|| home.poll_output())
+        .filter_map(|output| match output {
+            Output::Send(to, PeerMessage::ToHost(_, message)) if to.id == id(2) => Some(message),
+            _ => None,
+        })
+        .collect();
+    assert!(matches!(told[..], [ToHost::End { kill: true, written: true, .. }]), "{told:?}");
+    let end = PeerMessage::ToHost(job, told[0].clone());
+    let end = cluster.nodes[&name(1)].with_life(end);
+    cluster.post(&name(2), Input::Message(id(1), end));
+    // It waits for no word that its output was taken.
+    cluster.run_until(|c| !c.nodes[&name(2)].hosts.contains_key(&job));
+}
+
 /// A job that was resumed ends because a protector is lost that was to bring a rank back, and another rank's order is under way.
 /// What is kept for that rank is not let go of: its program would be given other bytes.
 #[test]

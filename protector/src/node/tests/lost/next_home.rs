@@ -99,7 +99,7 @@ fn a_home_is_lost_when_its_job_has_ended_somewhere_to_restart() {
         let mut cluster = Cluster::new(6);
         cluster.restart_on = restart_on;
         let job = cluster.start_recoverable(6, 3);
-        let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
+        let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true, written: false };
         cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, end)));
         cluster.kill_all(&[1]);
         let until = cluster.now + Duration::from_secs(5);
