@@ -56,7 +56,7 @@ pub struct Channel {
 pub(crate) type Channels = (Channel, Channel);
 
 /// Connects to the log service at `address`, each proves itself to the other: the socket, and what records are made and opened with there.
-pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<(OwnedFd, Sealer, Opener), Errno> {
+pub fn login(address: SocketAddr, identity: &Identity<'_>, channel: Purpose) -> Result<(OwnedFd, Sealer, Opener), Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)?;
@@ -69,15 +69,15 @@ pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Resul
     sockopt::set_tcp_nodelay(&fd, true)?;
     let mut nonce = [0; NONCE];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
-    let login = Login { process: who.process, incarnation: who.incarnation, channel, nonce };
-    sys::send_all(fd.as_fd(), &discreetly(|| login.encode(who.key)), LOGIN_MS)?;
+    let login = Login { process: identity.process, incarnation: identity.incarnation, channel, nonce };
+    sys::send_all(fd.as_fd(), &discreetly(|| login.encode(identity.key)), LOGIN_MS)?;
     let (mut nonce, mut welcome) = ([0; NONCE], [0; WELCOME]);
     sys::receive_all(fd.as_fd(), &mut nonce, LOGIN_MS)?;
-    sys::send_all(fd.as_fd(), &discreetly(|| login.prove(who.key, &nonce)), LOGIN_MS)?;
+    sys::send_all(fd.as_fd(), &discreetly(|| login.prove(identity.key, &nonce)), LOGIN_MS)?;
     sys::receive_all(fd.as_fd(), &mut welcome, LOGIN_MS)?;
     let records = discreetly(|| {
-        let cover = login.welcomed(who.key, &nonce, &welcome)?;
-        Some(login.records_of_caller(who.key, &nonce, cover))
+        let cover = login.welcomed(identity.key, &nonce, &welcome)?;
+        Some(login.records_of_caller(identity.key, &nonce, cover))
     });
     // The other end does not have the key: it is no protector of ours.
     let (sealer, opener) = records.ok_or(Errno::ACCESS)?;
@@ -106,8 +106,8 @@ pub fn write(fd: BorrowedFd<'_>, sealer: &mut Sealer, message: &ToProtector<'_>)
 
 impl Channel {
     /// Logs in at `address`.
-    pub fn connect(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<Channel, Errno> {
-        let (fd, sealer, opener) = login(address, who, channel)?;
+    pub fn connect(address: SocketAddr, identity: &Identity<'_>, channel: Purpose) -> Result<Channel, Errno> {
+        let (fd, sealer, opener) = login(address, identity, channel)?;
         let buffer = vec![0; 64 << 10].into_boxed_slice();
         Ok(Channel {
             fd,

@@ -137,8 +137,8 @@ impl NotBegun {
 /// The connection to write to, with the beginning of the image on it.
 fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun> {
     layer.ship();
-    let (address, who) = layer.login();
-    let (connection, mut sealer, _) = channel::login(address, &who, login::Channel::Image)
+    let (address, identity) = layer.login();
+    let (connection, mut sealer, _) = channel::login(address, &identity, login::Channel::Image)
         .map_err(|error| NotBegun { why: format!("the protector's log: {error}"), has_cost: true })?;
     layer.outputs.handle_image();
     layer.input.handle_image();

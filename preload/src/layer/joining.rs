@@ -95,11 +95,11 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
 }
 
 /// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::await_session`] is.
-fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<Channels, Errno> {
+fn first_channels(node: &mut Node, protector: &mut SocketAddr, identity: &Identity<'_>) -> Result<Channels, Errno> {
     let deadline = sys::now() + REPLACED.as_nanos() as u64;
     loop {
-        let journal = Channel::connect(*protector, who, login::Channel::Journal);
-        match journal.and_then(|journal| Ok((journal, Channel::connect(*protector, who, login::Channel::Bulk)?))) {
+        let journal = Channel::connect(*protector, identity, login::Channel::Journal);
+        match journal.and_then(|journal| Ok((journal, Channel::connect(*protector, identity, login::Channel::Bulk)?))) {
             Ok(channels) => return Ok(channels),
             Err(error) if sys::now() >= deadline => return Err(error),
             Err(_) => _ = sys::wait_for(node.fd(), PollFlags::IN, 100),
@@ -128,8 +128,8 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         memory::keep_to_itself(observer.outbox().memory()).map_err(failed("memory for the outbox"))?;
     }
     counters::map().map_err(failed("memory for the counters"))?;
-    let who = Identity { process, incarnation: observer.incarnation(), key: &key };
-    let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
+    let identity = Identity { process, incarnation: observer.incarnation(), key: &key };
+    let (journal, bulk) = first_channels(&mut node, &mut protector, &identity).map_err(failed("the protector's log"))?;
     let mut layer = Layer {
         replayer: None,
         links: Links::default(),

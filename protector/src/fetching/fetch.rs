@@ -20,8 +20,8 @@ pub const SILENCE: Duration = Duration::from_secs(30);
 const HEARD: Duration = Duration::from_secs(3);
 /// Time until a log service is asked again.
 pub(super) const AGAIN: Duration = Duration::from_millis(50);
-/// Time in which the log service that has an image is asked again after its connection broke or did not come about, and no replica has a copy: long enough for a
-/// network that stumbles, and for the membership to notice that the node is dead.
+/// Time in which the log service that has an image is asked again after its connection broke or did not come about, and no
+/// replica has a copy: long enough for a network that stumbles, and for the membership to notice that the node is dead.
 pub(super) const REACHED: Duration = Duration::from_secs(2);
 
 /// Where the images are.
@@ -350,7 +350,8 @@ impl Fetch {
         self.actions.push_back(FetchAction::Assemble);
     }
 
-    /// A log service is out of reach. Without a replica there is no other one, and what its job would lose is all of its work: it is asked again, for some time.
+    /// A log service is out of reach. Without a replica there is no other one, and what its job would lose is all of its work: it
+    /// is asked again, for some time.
     fn lose(&mut self, now: Duration, service: SocketAddr, why: &str) {
         let reached_by = *self.reached_by.get_or_insert(now + REACHED);
         if self.replica.is_some() || now >= reached_by {

@@ -13,7 +13,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn address(at: usize) -> SocketAddr {
-    ([10, 0, 0, at as u8 + 1], 1).into()
+    ([10, 0, 0, (at as u8).wrapping_add(1)], 1).into()
 }
 
 fn member(at: usize) -> Member {
