@@ -64,7 +64,7 @@ pub use self::processes::NOT_PERMITTED;
 use self::processes::Processes;
 use self::refusals::Refusals;
 use self::restores::{Prepared, Restores};
-use self::rounds::{Away, Rounds, SLICE};
+use self::rounds::{Away, Cause, Rounds, SLICE};
 use self::stores::Stores;
 use crate::address::{self, Seeds};
 use crate::config::Config;
@@ -327,14 +327,19 @@ impl Daemon {
         }
     }
 
-    /// The loop was away. What kept it is logged, and becomes an event if other nodes may have noticed and it was the daemon's
-    /// own doing. Returns whether it becomes one.
+    /// The loop was away. What kept it is logged, and becomes an event if other nodes may have noticed and it was not merely without
+    /// a processor. Returns whether it becomes one.
     fn tell(&mut self, away: Option<Away>) -> bool {
         let Some(away) = away else { return false };
         tracing::debug!("the loop was {away}");
-        let is_event = away.took > self.long && away.is_own();
+        let what = match away.cause() {
+            Cause::Work => "this protector's own work kept it",
+            Cause::Blocked => "a call to the kernel, or a machine that stood still, kept this protector",
+            Cause::Processor => return false,
+        };
+        let is_event = away.took > self.long;
         if is_event {
-            self.handle(Input::Note(EventName::Descheduled, format!("this protector's own work kept it: {away}")));
+            self.handle(Input::Note(EventName::Descheduled, format!("{what}: {away}")));
         }
         is_event
     }

@@ -49,10 +49,25 @@ pub struct Away {
     times: Option<(Duration, Times)>,
 }
 
+/// What kept the loop for most of the time that it was away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// It computed.
+    Work,
+    /// It waited for a processor.
+    Processor,
+    /// It neither computed nor waited for a processor: a call did not return, or the whole machine stood still.
+    Blocked,
+}
+
 impl Away {
-    /// Whether that is the daemon's own doing: it did not merely wait for a processor.
-    pub fn is_own(&self) -> bool {
-        self.times.is_none_or(|(_, times)| times.waited < self.took / 2)
+    /// Why. Where the kernel counts no times, the daemon suspects its own work.
+    pub fn cause(&self) -> Cause {
+        match self.times {
+            Some((_, times)) if times.waited >= self.took / 2 => Cause::Processor,
+            Some((of, times)) if of.saturating_sub(times.ran + times.waited) >= self.took / 2 => Cause::Blocked,
+            _ => Cause::Work,
+        }
     }
 }
 
@@ -261,11 +276,18 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_processor_is_not_the_daemon_s_own_work() {
-        let (ms, ran) = (Duration::from_millis, Duration::from_millis(10));
-        let away = |waited| Away { took: ms(100), pieces: Vec::new(), times: Some((ms(110), Times { ran, waited: ms(waited) })) };
-        assert!(away(40).is_own() && !away(60).is_own());
-        let text = away(40).to_string();
+    fn only_computing_is_the_daemon_s_own_work() {
+        let ms = Duration::from_millis;
+        let away = |ran, waited| Away {
+            took: ms(100),
+            pieces: Vec::new(),
+            times: Some((ms(110), Times { ran: ms(ran), waited: ms(waited) })),
+        };
+        assert_eq!(away(10, 60).cause(), Cause::Processor);
+        assert_eq!(away(70, 30).cause(), Cause::Work);
+        assert_eq!(away(10, 40).cause(), Cause::Blocked);
+        assert_eq!(Away { times: None, ..away(0, 0) }.cause(), Cause::Work);
+        let text = away(10, 40).to_string();
         assert_eq!(text, "away for 100 ms; of the last 110 ms it ran 10, waited 40 for a processor, and 60 for something else");
     }
 
