@@ -82,6 +82,14 @@ enum Phase {
     },
 }
 
+/// Whether the home's side of the cluster may decide anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Deciding,
+    /// It has no majority: another side may have one, and may have begun the job anew.
+    Frozen,
+}
+
 /// A job at its home.
 #[derive(Debug)]
 pub struct Home {
@@ -93,6 +101,7 @@ pub struct Home {
     /// What makes this home's epochs unique.
     seat: Seat,
     phase: Phase,
+    side: Side,
     /// Another home had the job before, and may have restarted it.
     adopted: bool,
     /// What the terminal was told of that is not protected.
@@ -253,6 +262,7 @@ impl Home {
             epoch,
             seat,
             phase: Phase::Running,
+            side: Side::Deciding,
             adopted: false,
             unprotected_told: BTreeSet::new(),
             origins: Vec::new(),
@@ -713,7 +723,7 @@ impl Home {
     }
 
     fn check_end(&mut self, now: Duration) {
-        let waits = self.is_restarting() || !self.unreported.is_empty();
+        let waits = self.is_restarting() || !self.unreported.is_empty() || self.waits_for_majority();
         if self.is_over() || waits || self.ranks.iter().any(|r| *r != RankState::Ended) {
             return;
         }
@@ -728,6 +738,23 @@ impl Home {
             // A node that hears `Ended` forgets the job, so the terminals are told first.
             self.outputs.push_back(HomeOutput::Ended);
         }
+    }
+
+    /// Whether ranks that end do not end the job: where the nodes have not agreed on its end, as they do with recovery lines, a side
+    /// with a majority may have begun it anew.
+    fn waits_for_majority(&self) -> bool {
+        self.side == Side::Frozen && self.phase == Phase::Running && self.is_protected() && !self.has_lines()
+    }
+
+    /// This side of the cluster has no majority.
+    pub fn handle_majority_lost(&mut self) {
+        self.side = Side::Frozen;
+    }
+
+    /// This side of the cluster has a majority again.
+    pub fn handle_majority_back(&mut self, now: Duration) {
+        self.side = Side::Deciding;
+        self.check_end(now);
     }
 
     /// What hosts are told when the job ends, or restarts from the beginning.

@@ -162,7 +162,7 @@ impl Node {
         self.record(now, EventName::JobStart, About::job(job), text);
         let absent: Vec<_> = placement.nodes.iter().filter(|n| !self.is_member(n)).cloned().collect();
         let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
-        self.homes.insert(job, Home::start(now, started_ms, job, self.seat(), spec, placement, session));
+        self.add_home(job, Home::start(now, started_ms, job, self.seat(), spec, placement, session));
         self.with_home(now, job, |_| ());
         for node in absent {
             self.with_home(now, job, |home| home.handle_node_lost(now, &node, "it was gone before the job started"));

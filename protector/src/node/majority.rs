@@ -8,6 +8,7 @@ use radic_wire::ids::{JobId, NodeId};
 
 use super::Node;
 use super::events::About;
+use super::home::Home;
 
 /// Time that a side without a majority keeps protected jobs waiting for one. Nothing can be decided there, and an error is better
 /// than a hang.
@@ -36,9 +37,27 @@ impl Node {
         self.record(now, EventName::Frozen, About::default(), text);
         self.recovery.majority.frozen.get_or_insert(now);
         self.recovery.majority.unreachable = unreachable.iter().cloned().collect();
+        self.homes.values_mut().for_each(Home::handle_majority_lost);
         for node in unreachable {
             self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
         }
+    }
+
+    /// This side has a majority again.
+    pub(super) fn handle_thawed(&mut self, now: Duration) {
+        (self.recovery.majority.frozen, self.recovery.majority.abandoned) = (None, None);
+        let homes: Vec<JobId> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_majority_back(now)));
+        self.clients_thaw();
+        self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
+    }
+
+    /// A job begins, or goes on, with its home here.
+    pub(super) fn add_home(&mut self, job: JobId, mut home: Home) {
+        if self.membership.is_frozen() {
+            home.handle_majority_lost();
+        }
+        self.homes.insert(job, home);
     }
 
     /// Whether this side has no majority, and that node is not on it.

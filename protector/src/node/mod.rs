@@ -601,11 +601,7 @@ impl Node {
             M::Left => self.stop(now, Stop::Clean),
             M::Refused(refusal) => self.handle_refusal(now, &refusal),
             M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
-            M::Thawed => {
-                (self.recovery.majority.frozen, self.recovery.majority.abandoned) = (None, None);
-                self.clients_thaw();
-                self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
-            }
+            M::Thawed => self.handle_thawed(now),
         }
     }
 

@@ -136,7 +136,7 @@ impl Node {
         // Otherwise the sender does not know yet that another node is lost. It asks again when it does.
         if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
             self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
-            self.homes.insert(job, Home::adopt(now, self.seat(), adoption));
+            self.add_home(job, Home::adopt(now, self.seat(), adoption));
             self.tell_all(&PeerMessage::NewHome(job));
             self.seek_lost(now, job);
         }

@@ -101,7 +101,7 @@ impl Node {
             orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *incarnation, *origin));
         }
         let by_rank = orders.iter().flat_map(|(node, ranks)| ranks.iter().map(|(rank, ..)| (*rank, node.clone()))).collect();
-        self.homes.insert(job, Home::resume(now, self.seat(), suspension, by_rank, session));
+        self.add_home(job, Home::resume(now, self.seat(), suspension, by_rank, session));
         self.with_home(now, job, |_| ());
         for (node, ranks) in orders {
             let ward = Box::new(ward.clone());

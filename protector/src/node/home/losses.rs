@@ -122,7 +122,10 @@ impl Home {
     /// This side cannot decide anything about the job any more, wherever its ranks are.
     pub fn give_up(&mut self, now: Duration, why: &str) {
         if !self.is_over() {
-            let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why: why.to_owned() };
+            let have_ended = self.waits_for_majority() && self.ranks.iter().all(|rank| *rank == RankState::Ended);
+            let but = "; every rank has finished here, but a side with a majority may have begun the job anew";
+            let why = format!("{why}{}", if have_ended { but } else { "" });
+            let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why };
             self.end(Outcome { code: exit_code::NODE_LOST, reason });
             self.check_end(now);
         }

@@ -1,5 +1,7 @@
 //! A job's home and its hosts: output, adoption, epochs, and messages that come late.
 
+use radic_wire::process::PayloadMode;
+
 use super::*;
 
 /// The node of the terminal is lost; it hosts no rank. No terminal prints any more, and no rank may wait for that: what was under
@@ -385,6 +387,44 @@ fn a_home_that_was_adopted_is_given_up_while_its_job_restarts() {
     home.give_up(Duration::ZERO, "no majority");
     assert!(home.is_over(), "{home:?}");
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
+}
+
+/// Both ranks exit with 0 on a side without a majority.
+fn finished_without_majority(payload: PayloadMode) -> Home {
+    let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
+    let spec = JobSpec { protection: Protection { payload, ..never() }, ..spec(2) };
+    let mut home = Home::start(Duration::ZERO, 0, JobId::from_bits(1), SEAT, spec, placement, None);
+    home.handle_majority_lost();
+    for (node, rank) in [(id(1), Rank(0)), (id(2), Rank(1))] {
+        home.handle_message(Duration::ZERO, &node, of_host(FromHost::Launched { rank, pid: 7 }));
+        let exited = FromHost::Exited { rank, status: ExitStatus::Code(0), phase: MpiPhase::Before };
+        home.handle_message(Duration::ZERO, &node, of_host(exited));
+    }
+    home
+}
+
+/// A side with a majority may have begun the job anew: that all ranks have ended here is said when there is a majority again, and
+/// is an error when there is none for long.
+#[test]
+fn a_job_does_not_finish_on_a_side_without_a_majority() {
+    let mut home = finished_without_majority(PayloadMode::Log);
+    assert_eq!(home.outcome(), None);
+    home.handle_majority_back(Duration::ZERO);
+    assert_eq!(home.outcome().map(|outcome| outcome.code), Some(0));
+    let mut home = finished_without_majority(PayloadMode::Log);
+    home.give_up(Duration::ZERO, "no majority");
+    let reason = home.outcome().map(|outcome| &outcome.reason);
+    assert!(
+        matches!(reason, Some(EndReason::NodeLost { why, .. }) if why.contains("every rank has finished here")),
+        "{reason:?}"
+    );
+}
+
+/// Where recovery lines are made, ranks exit only after every node has heard that the job ends: no side begins it anew.
+#[test]
+fn an_end_that_all_nodes_know_needs_no_majority() {
+    let home = finished_without_majority(PayloadMode::Sender);
+    assert_eq!(home.outcome().map(|outcome| outcome.code), Some(0));
 }
 
 /// A host that the home before has ended tells an adopted home that it has nothing. The ranks that are to come back on its node
