@@ -1,6 +1,6 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
 # make test    what CI runs: format, lints, documentation, unit and integration tests, the Debian package in a clean root, 5,000 seeds of simulated clusters, some seconds of fuzzing; of the longest
-#              scenarios a third of the tests, drawn (RADIC_DRAW=0: all)
+#              scenarios a quarter of the tests, drawn (RADIC_DRAW=0: all)
 # make check   for the developer's loop: format, lints, unit tests, 500 simulated clusters
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim

@@ -3,7 +3,7 @@
 # such scenarios at once need longer than one after the other. Their output goes to FOLDER/NAME.log. A scenario that passes prints a line for each of its tests; the log of one
 # that fails is shown, and no other one is begun.
 #
-# With RADIC_DRAW=1, of the scenarios that take longest every third test is drawn: RADIC_SEED says which, and is printed. So a change meets a third of them when it lands, and all
+# With RADIC_DRAW=1, of the scenarios that take longest every fourth test is drawn: RADIC_SEED says which, and is printed. So a change meets a quarter of them when it lands, and all
 # of them within some landings. Without it, and with RADIC_LONG=1, all run.
 set -euo pipefail
 export folder=$1
@@ -25,15 +25,15 @@ scenario() {
 listed() {
     scenario "$@" --list 2>/dev/null | sed -n 's/: test$//p'
 }
-# A third of the tests, and at least one: those first in the order of a checksum of their names and the seed, which also says whether a third is rounded up.
+# A quarter of the tests, and at least one: those first in the order of a checksum of their names and the seed, which also says how the quarter is rounded.
 drawn() {
     local names name sum more
     names=$(listed "$1" | grep -vxFf <(listed "$1" --ignored))
     sum=$(printf '%s' "$seed $1" | cksum)
-    more=$((${sum%% *} % 3))
+    more=$((${sum%% *} % 4))
     while read -r name; do
         printf '%s %s\n' "$(printf '%s' "$seed $name" | cksum)" "$name"
-    done <<<"$names" | sort -n | awk -v more="$more" '{ name[NR] = $3 } END { some = int((NR + more) / 3); for (i = 1; i <= (some ? some : 1); i++) print name[i] }'
+    done <<<"$names" | sort -n | awk -v more="$more" '{ name[NR] = $3 } END { some = int((NR + more) / 4); for (i = 1; i <= (some ? some : 1); i++) print name[i] }'
 }
 run() {
     local log=$folder/$1.log begun=$SECONDS tests=() shown
