@@ -159,6 +159,8 @@ pub struct Layer {
     foreign: Vec<(ConnectionId, JobKey)>,
     /// A short frame, as it leaves; kept for its room.
     packed: Vec<u8>,
+    /// Short frames, as they come; kept for its room.
+    short: Box<[u8]>,
     /// What a poll has found, at most `READY_FDS`; kept for its room.
     pub(crate) found: Vec<ReadyFd>,
     /// When outcomes are shipped.

@@ -25,6 +25,10 @@ const LOOKED_AT: usize = 64 << 20;
 /// sender goes on by: calls that read all of 4 MiB at once took longer (docs/performance.md).
 const READ: usize = 256 << 10;
 
+/// A header and what follows are read together up to this many bytes, by `recv` and a copy, which costs less than `recvmsg` of two
+/// parts: a call that finds nothing by 80 ns (docs/performance.md). What a library of MPI reads at once is shorter, as a rule.
+pub(super) const SHORT: usize = 16 << 10;
+
 fn bad(_: BadFrame) -> Errno {
     Errno::PROTO
 }
@@ -38,13 +42,14 @@ impl Layer {
         buffers: &mut [IoSliceMut<'_>],
         (filled, len): (usize, usize),
     ) -> Result<usize, Errno> {
-        let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
+        let Layer { observer, short, .. } = self;
+        let deframer = observer.deframer(slot).ok_or(Errno::BADF)?;
         let mut taken = take_ahead(deframer, buffers, (filled, len))?;
         if taken > 0 && !deframer.expects_more() {
             return Ok(taken);
         }
         while taken < len {
-            match read_once(deframer, socket, buffers, (filled + taken, len - taken)) {
+            match read_once(deframer, socket, buffers, (filled + taken, len - taken), short) {
                 // The end; if bytes came before, the next call finds it. So it does an error.
                 Ok(Reading { count: 0, .. }) => break,
                 Err(_) if taken > 0 => break,
@@ -242,14 +247,15 @@ fn read_once(
     socket: BorrowedFd<'_>,
     buffers: &mut [IoSliceMut<'_>],
     (filled, len): (usize, usize),
+    short: &mut [u8],
 ) -> Result<Reading, Errno> {
     let reading = match buffers {
         [one] => {
             let to = (filled + len.min(READ)).min(one.len());
-            read_frames(deframer, socket, &mut one[filled..to])?
+            read_frames(deframer, socket, &mut one[filled..to], short)?
         }
         // What goes into several buffers is not moved there: a header by itself, then the rest of its frame.
-        _ if deframer.left() == 0 => read_frames(deframer, socket, &mut [])?,
+        _ if deframer.left() == 0 => read_frames(deframer, socket, &mut [], short)?,
         many => {
             let len = usize::try_from(deframer.left()).unwrap_or(usize::MAX).min(len);
             let mut room = clip_mut(many, filled, len);
@@ -265,12 +271,19 @@ fn read_once(
     Ok(reading)
 }
 
-/// Reads what lacks of a header, and what follows into this buffer.
-fn read_frames(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Reading, Errno> {
+/// Reads what lacks of a header, and what follows into this buffer. `short`: room of [`SHORT`] bytes.
+fn read_frames(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8], short: &mut [u8]) -> Result<Reading, Errno> {
     let header = deframer.header_room();
     let lacks = header.len();
+    let most = lacks + buffer.len();
     let count = if lacks == 0 {
         rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)?.1
+    } else if most <= short.len() && pointers::is_writable(buffer.as_ptr(), buffer.len()) {
+        let count = rustix::net::recv(socket, &mut short[..most], RecvFlags::DONTWAIT)?.1;
+        let (of_header, rest) = short[..count].split_at(count.min(lacks));
+        header[..of_header.len()].copy_from_slice(of_header);
+        buffer[..rest.len()].copy_from_slice(rest);
+        count
     } else {
         let mut parts = [IoSliceMut::new(header), IoSliceMut::new(buffer)];
         rustix::net::recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes
@@ -278,7 +291,7 @@ fn read_frames(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8
     let of_header = count.min(lacks);
     deframer.handle_header(of_header).map_err(bad)?;
     let bytes = deframer.unframe(&mut buffer[..count - of_header]).map_err(bad)?;
-    Ok(Reading { count, bytes, is_full: count == lacks + buffer.len() })
+    Ok(Reading { count, bytes, is_full: count == most })
 }
 
 /// A copy of what lies in a socket, as it came, at most `most` bytes. Empty: it has ended.

@@ -151,6 +151,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         foreign: Vec::new(),
         found: Vec::new(),
         packed: Vec::with_capacity(super::framing::SMALL),
+        short: vec![0; super::framing::SHORT].into(),
         haste: if causes.is_some() { Haste::lazy() } else { Haste::default() },
         session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
         journal,
