@@ -27,6 +27,17 @@ pub(crate) struct Pmi {
     pub(crate) conversation: Conversation,
 }
 
+/// How far the program's library has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    #[default]
+    Fresh,
+    /// It has said `init`.
+    Initialized,
+    /// It has said `finalize`.
+    Finalized,
+}
+
 /// What was said.
 #[derive(Debug, Default)]
 pub(crate) struct Conversation {
@@ -47,8 +58,7 @@ pub(crate) struct Conversation {
     returns: bool,
     /// Fences that the process was let out of.
     fences: u64,
-    initialized: bool,
-    finalized: bool,
+    stage: Stage,
     /// When the program was started, or its library had said `init`, if `MPI_Init` has not returned since.
     starting: Option<u64>,
 }
@@ -67,10 +77,11 @@ impl Conversation {
         let from = self.question.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         self.question.extend_from_slice(bytes);
         for line in self.question[from..].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-            if says(line, "init") && !self.initialized {
-                (self.initialized, self.starting) = (true, Some(sys::now()));
+            if says(line, "init") && self.stage == Stage::Fresh {
+                (self.stage, self.starting) = (Stage::Initialized, Some(sys::now()));
+            } else if says(line, "finalize") {
+                self.stage = Stage::Finalized;
             }
-            self.finalized |= says(line, "finalize");
         }
     }
 
@@ -185,8 +196,8 @@ impl Pmi {
 
     /// Fences that the process was let out of, and whether it has said `init`, and `finalize`.
     pub(crate) fn point(&self) -> (u64, (bool, bool)) {
-        let Conversation { fences, initialized, finalized, .. } = self.conversation;
-        (fences, (initialized, finalized))
+        let Conversation { fences, stage, .. } = self.conversation;
+        (fences, (stage >= Stage::Initialized, stage == Stage::Finalized))
     }
 
     /// `MPI_Init` has returned.
@@ -240,7 +251,7 @@ mod tests {
     fn a_question_is_kept_until_its_answer_is_whole() {
         let mut talk = Conversation::default();
         talk.handle_written(b"cmd=init pmi_version=1 pmi_subversion=1\n");
-        assert!(talk.initialized && !talk.finalized);
+        assert_eq!(talk.stage, Stage::Initialized);
         assert_eq!(talk.handle_read(b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"), 0);
         assert!(talk.question.is_empty());
         talk.handle_written(b"cmd=barr");
@@ -256,7 +267,7 @@ mod tests {
         talk.handle_restored();
         assert_eq!(talk.poll_line(true), None);
         talk.handle_written(b"cmd=finalize\n");
-        assert!(talk.finalized);
+        assert_eq!(talk.stage, Stage::Finalized);
     }
 
     #[test]

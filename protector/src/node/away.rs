@@ -88,10 +88,11 @@ impl Node {
     /// This is assumed for a short time only, because the process may have executed a program without protection.
     fn is_any_ending(&mut self, now: Duration, vacancy: &Vacancy) -> bool {
         let runs = |process: &ProcessId| self.hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some());
-        let gone = self.observers.processes.iter().filter(|(process, o)| o.known && o.observer().is_none() && runs(process));
+        let gone =
+            self.observers.processes.iter().filter(|(process, o)| o.has_joined() && o.observer().is_none() && runs(process));
         let gone: BTreeSet<ProcessId> =
             gone.map(|(process, _)| *process).filter(|process| self.may_have_listened(*process, vacancy)).collect();
         let observed = self.observers.processes.iter_mut().filter(|(process, _)| gone.contains(process));
-        observed.map(|(_, observed)| *observed.gone.get_or_insert(now)).any(|since| now < since + ENDING)
+        observed.filter_map(|(_, observed)| observed.gone_since(now)).any(|since| now < since + ENDING)
     }
 }

@@ -23,6 +23,7 @@ use radic_wire::process::{FromNode, LogMode};
 use serde_bytes::ByteBuf;
 
 use super::events::About;
+use super::observed::Observed;
 use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::wards::Protected;
@@ -242,8 +243,7 @@ impl Node {
 
     /// Ranks of a job that keep nothing, and of which nothing more can come.
     fn over_here(&self, job: JobId, epoch: Epoch) -> Vec<Rank> {
-        let is_welcome =
-            |rank: Rank| self.observers.processes.get(&ProcessId { job, rank }).is_some_and(|observed| observed.is_welcome);
+        let is_welcome = |rank: Rank| self.observers.processes.get(&ProcessId { job, rank }).is_some_and(Observed::is_welcome);
         let of_host = self.hosts.get(&job).filter(|host| host.epoch() == epoch).into_iter().flat_map(|host| {
             host.ranks().filter(move |rank| host.keeps_nothing(*rank) || host.pid(*rank).is_some() && !is_welcome(*rank))
         });
@@ -276,7 +276,7 @@ impl Node {
         let mut waiting = BTreeSet::new();
         let runs = self.hosts.get(&job).is_some_and(|host| host.epoch() == epoch);
         for (process, observed) in self.observers.processes.iter().filter(|(of, _)| runs && of.job == job && !is_lost(of)) {
-            if let Some(observer) = observed.observer().filter(|_| observed.is_welcome) {
+            if let Some(observer) = observed.welcome_observer() {
                 let question = FromNode::Collect { ask: id, lost: lost.to_vec() };
                 self.outputs.push_back(Output::Observer(observer, question));
                 self.outputs.push_back(Output::Nudge(observer));

@@ -14,7 +14,7 @@ use super::checkpoints::SHORTEST;
 use super::events::About;
 use super::home::Home;
 use super::line::{JobLines, Step};
-use super::observers::Observed;
+use super::observed::Observed;
 use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::wards::Protected;

@@ -36,6 +36,7 @@ mod lives;
 mod majority;
 mod next_home;
 mod numbers;
+mod observed;
 pub mod observers;
 mod outlet;
 mod phase;

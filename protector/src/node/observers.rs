@@ -13,7 +13,7 @@ use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
-use radic_wire::process::{Counters, FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
+use radic_wire::process::{FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
 use radic_wire::report::ProcessInfo;
 
 use super::away::Vacancy;
@@ -22,6 +22,7 @@ use super::checkpoints::Schedule;
 use super::events::About;
 use super::host::Host;
 use super::numbers::ObserverId;
+use super::observed::Observed;
 use super::purpose::Purpose;
 use super::{Node, Output, registry};
 use crate::membership::ring::watcher_of;
@@ -52,43 +53,6 @@ pub(super) struct Observers {
     pub(super) processes: BTreeMap<ProcessId, Observed>,
 }
 
-/// A process of this node that runs, or ran, under the library.
-#[derive(Debug, Default)]
-pub(super) struct Observed {
-    /// The process's newest observer: after an exec, that of the new program.
-    observer: Option<ObserverId>,
-    /// The process was told its incarnation: it hears what else it is told.
-    pub(super) is_welcome: bool,
-    /// The process has joined before: its protector may hold something of it.
-    pub(super) known: bool,
-    /// The process id of the program that has joined last.
-    pid: Option<u32>,
-    /// The program that joined last has the process id of the one before: the process has called exec.
-    inherited: bool,
-    notes: u32,
-    /// The process ends, and reads nothing more.
-    pub(super) closing: bool,
-    /// Since when the process runs without an observer, as far as was noticed.
-    pub(super) gone: Option<Duration>,
-    /// What was recorded already, once for each process.
-    child_told: bool,
-    pub(super) serving_child_told: bool,
-    peer_told: bool,
-    pub(super) schedule: Schedule,
-    /// Checkpoints that were asked for, over all programs of the process.
-    pub(super) requests: u64,
-    /// The request for its image of a recovery line, and that line.
-    pub(super) line: Option<(u64, u64)>,
-    /// The last counters of a process, which it has sent at its end.
-    pub(super) counters: Option<Counters>,
-}
-
-impl Observed {
-    pub(super) fn observer(&self) -> Option<ObserverId> {
-        self.observer
-    }
-}
-
 impl Node {
     /// Has a process look at what it was told, if its observer is connected: it may be computing.
     pub(super) fn nudge(&mut self, process: ProcessId) {
@@ -117,7 +81,7 @@ impl Node {
     }
 
     pub(super) fn is_newest(&self, observer: ObserverId, process: ProcessId) -> bool {
-        self.observers.processes.get(&process).is_some_and(|p| p.observer == Some(observer))
+        self.observers.processes.get(&process).is_some_and(|p| p.observer() == Some(observer))
     }
 
     fn join(&mut self, now: Duration, observer: ObserverId, pid: u32, version: u16, process: ProcessId) {
@@ -143,10 +107,8 @@ impl Node {
             }
             return self.refuse(observer, text);
         }
-        let before = observed.observer.replace(observer);
-        (observed.gone, observed.is_welcome) = (None, false);
-        observed.inherited = observed.pid.replace(pid) == Some(pid);
-        let again = std::mem::replace(&mut observed.known, true) || later_epoch;
+        let (before, again) = (observed.observer(), observed.has_joined() || later_epoch);
+        observed.handle_joined(observer, pid);
         self.observers.joined.insert(observer, process);
         if before.is_some() {
             self.fail_checkpoints(process, REPLACED);
@@ -175,7 +137,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         let observed = self.observers.processes.entry(process).or_default();
-        (observed.observer, observed.known, observed.pid, observed.gone) = (Some(observer), true, Some(pid), None);
+        observed.handle_joined(observer, pid);
         self.observers.joined.insert(observer, process);
         self.handle_restored(now, observer, process, point);
     }
@@ -208,7 +170,7 @@ impl Node {
             inherited: self.observers.processes.get(&process).is_some_and(|observed| observed.inherited),
         };
         self.outputs.push_back(Output::Observer(observer, joined));
-        self.observed(process, |observed| observed.is_welcome = true);
+        self.observed(process, |observed| observed.handle_welcome(observer));
         self.start_schedule(now, process);
     }
 
@@ -647,7 +609,7 @@ impl Node {
         if epoch != self.running_epoch(process.job) {
             return;
         }
-        if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer) {
+        if let Some(observer) = self.observers.processes.get(&process).and_then(Observed::observer) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Forget { connection, for_good }));
         }
     }
@@ -731,8 +693,8 @@ impl Node {
     /// The connection of an observer is gone.
     pub(super) fn forget_observer(&mut self, observer: ObserverId) {
         let Some(process) = self.observers.joined.remove(&observer) else { return };
-        if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer == Some(observer)) {
-            observed.observer = None;
+        if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer() == Some(observer)) {
+            observed.handle_gone();
             self.note_death(process);
             self.leave_listeners(process);
             self.forget_door(process);
@@ -745,7 +707,7 @@ impl Node {
         let Some(observed) = self.observers.processes.get_mut(&process) else { return };
         observed.schedule = Schedule::default();
         // If its connection ended before, its listeners were dropped then.
-        if observed.observer.is_some() {
+        if observed.observer().is_some() {
             self.leave_listeners(process);
         }
         self.fail_checkpoints(process, "it has ended");
@@ -776,7 +738,7 @@ impl Node {
         }
         let info = |rank| {
             let observed = self.observers.processes.get(&ProcessId { job, rank });
-            let (pid, joined) = (host.pid(rank), observed.is_some_and(|o| o.known));
+            let (pid, joined) = (host.pid(rank), observed.is_some_and(Observed::has_joined));
             let live = || pid.filter(|_| joined).and_then(self.config.counters);
             let counters = observed.and_then(|o| o.counters).or_else(live);
             let (running, pid, node) = (pid.is_some(), host.last_pid(rank), node.clone());

@@ -325,7 +325,7 @@ impl Node {
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
         self.record(now, EventName::Replay, About::rank(process.job, process.rank), text);
         self.outputs.push_back(Output::Observer(observer, FromNode::Restart(Box::new(restart))));
-        self.observers.processes.entry(process).or_default().is_welcome = true;
+        self.observers.processes.entry(process).or_default().handle_welcome(observer);
         self.watch_replay(now, process, (order.cut, order.log_end));
         let mut lost = None;
         self.with_host(now, process.job, |host| lost = host.handle_restored(process.rank, &point).err());

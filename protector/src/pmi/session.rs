@@ -158,6 +158,26 @@ struct Multiline {
     so_far: Option<u32>,
 }
 
+/// The request that has no answer yet.
+#[derive(Debug, Default)]
+enum Asked {
+    #[default]
+    Nothing,
+    /// The node does not have it yet.
+    Fresh(Request),
+    /// The node has it.
+    Polled(Request),
+}
+
+impl Asked {
+    fn request(&self) -> Option<&Request> {
+        match self {
+            Asked::Nothing => None,
+            Asked::Fresh(request) | Asked::Polled(request) => Some(request),
+        }
+    }
+}
+
 /// One rank's connection. Bytes go in by [`handle_input`](Session::handle_input) and come out by
 /// [`poll_output`](Session::poll_output); what the node must answer comes out by [`poll_request`](Session::poll_request).
 #[derive(Debug)]
@@ -169,10 +189,7 @@ pub struct Session {
     /// The line that is not complete yet.
     partial: Vec<u8>,
     multiline: Option<Multiline>,
-    /// The request that has no answer yet.
-    outstanding: Option<Request>,
-    /// Whether the node has it.
-    polled: bool,
+    asked: Asked,
     output: Vec<u8>,
     broken: Option<PmiError>,
 }
@@ -195,8 +212,7 @@ impl Session {
             state: State::Fresh,
             partial: Vec::new(),
             multiline: None,
-            outstanding: None,
-            polled: false,
+            asked: Asked::Nothing,
             output: Vec::new(),
             broken: None,
         }
@@ -239,12 +255,10 @@ impl Session {
 
     /// What the node must answer next, if anything. Each request comes once.
     pub fn poll_request(&mut self) -> Option<Request> {
-        let fresh = if self.polled { None } else { self.outstanding.clone() };
-        self.polled = true;
-        if self.state == State::Aborted {
-            self.outstanding = None;
-        }
-        fresh
+        let request = if let Asked::Fresh(request) = &self.asked { request.clone() } else { return None };
+        // Nobody waits for the answer to an abort.
+        self.asked = if self.state == State::Aborted { Asked::Nothing } else { Asked::Polled(request.clone()) };
+        Some(request)
     }
 
     /// Bytes for the rank, all there are.
@@ -260,8 +274,10 @@ impl Session {
         if self.state == State::Aborted || self.broken.is_some() {
             return;
         }
-        assert!(self.polled, "a request is polled before it is answered");
-        let request = self.outstanding.take().expect("a reply answers a request that has no answer yet");
+        let asked = std::mem::take(&mut self.asked);
+        let Asked::Polled(request) = asked else {
+            panic!("a reply answers a request that was polled and has no answer yet: {asked:?}")
+        };
         self.say(&answer(&request, &reply));
     }
 
@@ -291,7 +307,7 @@ impl Session {
         let excerpt = || String::from_utf8_lossy(&bytes[..bytes.len().min(EXCERPT)]).into_owned();
         let command = Command::parse(bytes).ok_or_else(|| PmiError::Garbage(excerpt()))?;
         // An abort may come from another thread than the one that waits.
-        if let Some(outstanding) = self.outstanding.as_ref().filter(|_| command.name != "abort") {
+        if let Some(outstanding) = self.asked.request().filter(|_| command.name != "abort") {
             return Err(PmiError::Overlap { request: command.name.to_owned(), outstanding: outstanding.name() });
         }
         if self.output.len() > UNREAD {
@@ -362,7 +378,7 @@ impl Session {
             "abort" => {
                 self.state = State::Aborted;
                 let message = ["error_msg", "errmsg", "msg"].iter().find_map(|key| command.text(key)).map(str::to_owned);
-                self.outstanding = None;
+                self.asked = Asked::Nothing;
                 self.ask(Request::Abort { code: command.number("exitcode").unwrap_or(1), message });
             }
             other => self.refuse(other),
@@ -445,9 +461,8 @@ impl Session {
     }
 
     fn ask(&mut self, request: Request) {
-        let before = self.outstanding.replace(request);
-        assert!(before.is_none(), "one request at a time");
-        self.polled = false;
+        assert!(self.asked.request().is_none(), "one request at a time");
+        self.asked = Asked::Fresh(request);
     }
 
     /// Says no in a way that the library takes for the answer it waits for, or at least for an answer.
