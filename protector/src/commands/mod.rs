@@ -6,3 +6,6 @@
 pub mod file;
 pub mod resume;
 pub mod suspend;
+
+#[cfg(test)]
+mod tests;

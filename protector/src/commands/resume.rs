@@ -126,10 +126,8 @@ enum Step {
     Greeting,
     /// The image of this place is to be committed.
     Image(usize),
-    /// Journal and payload are being sent.
-    Giving,
-    /// They are, and are held up to there.
-    Holding(u64, u64),
+    /// Journal and payload are held up to there. Perhaps not all is sent.
+    Log { journal: u64, payload: u64, is_sent: bool },
 }
 
 /// How far the command is.
@@ -197,8 +195,8 @@ impl<E> Resume<E> {
         match step {
             Step::Greeting => Some("its log is begun".to_owned()),
             Step::Image(at) => Some(format!("image {} is verified", self.manifest.ranks[rank].images[at].image)),
-            Step::Giving => None,
-            Step::Holding(..) => Some("its log is held".to_owned()),
+            Step::Log { is_sent: false, .. } => None,
+            Step::Log { .. } => Some("its log is held".to_owned()),
         }
     }
 
@@ -239,11 +237,11 @@ impl<E> Resume<E> {
                 *at += 1;
                 self.give_next();
             }
-            (FromProtector::JournalStable { position }, Step::Holding(journal, _)) => {
+            (FromProtector::JournalStable { position }, Step::Log { journal, .. }) => {
                 *journal = *position;
                 self.look_whether_held();
             }
-            (FromProtector::PayloadStable { position }, Step::Holding(_, payload)) => {
+            (FromProtector::PayloadStable { position }, Step::Log { payload, .. }) => {
                 *payload = *position;
                 self.look_whether_held();
             }
@@ -262,8 +260,10 @@ impl<E> Resume<E> {
                 self.phase = Phase::Asking;
                 self.actions.push_back(Action::Ask(Request::Resume(suspension, resumption)));
             }
-            Phase::Giving { rank, step, .. } if self.actions.is_empty() => {
-                *step = Step::Holding(self.manifest.ranks[*rank].journal.start, 0);
+            Phase::Giving { step, .. } if self.actions.is_empty() => {
+                if let Step::Log { is_sent, .. } = step {
+                    *is_sent = true;
+                }
                 self.look_whether_held();
             }
             Phase::Giving { .. } => {}
@@ -319,14 +319,14 @@ impl<E> Resume<E> {
                 None => self.end(Failure::Useless("too many streams")),
             },
             _ => {
-                *step = Step::Giving;
+                *step = Step::Log { journal: saved.journal.start, payload: 0, is_sent: false };
                 self.actions.extend([Action::GiveJournal(saved.journal), Action::GiveReceived(pieces(&saved.streams))]);
             }
         }
     }
 
     fn look_whether_held(&mut self) {
-        let Phase::Giving { logs, rank, step: Step::Holding(journal, payload) } = &mut self.phase else { return };
+        let Phase::Giving { logs, rank, step: Step::Log { journal, payload, is_sent: true } } = &mut self.phase else { return };
         let (saved, next) = (&self.manifest.ranks[*rank], *rank + 1);
         if *journal >= saved.journal.end && *payload >= saved.received() {
             self.actions.push_back(Action::Close);
@@ -344,7 +344,10 @@ impl<E> Resume<E> {
             Phase::Giving { logs, rank, step } => {
                 assert!(logs.len() == self.manifest.ranks.len() && *rank < logs.len(), "each rank has a log service");
                 let is_sent = !self.awaits && !self.actions.iter().any(|action| matches!(action, Action::GiveReceived(_)));
-                assert!(matches!(step, Step::Giving) != is_sent, "what is held is looked at when all is sent");
+                assert!(
+                    matches!(step, Step::Log { is_sent: false, .. }) != is_sent,
+                    "what is held is looked at when all is sent"
+                );
             }
             Phase::Verifying | Phase::Marking => {}
             Phase::Asking | Phase::Beginning | Phase::Over => assert!(!self.awaits, "nothing is carried out"),
