@@ -6,6 +6,7 @@
 //! - [`logs`]: the service that drives it: sockets, files, threads of its own;
 //! - [`fetching`]: what decides how images come to a node that brings a process back;
 //! - [`peers`]: what decides about connections with other protectors;
+//! - [`commands`]: what decides what `radic suspend` and `radic resume` do;
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file;
@@ -17,6 +18,7 @@
 #![deny(unsafe_code)]
 
 pub mod address;
+pub mod commands;
 pub mod config;
 pub mod daemon;
 pub mod fetching;

@@ -1,27 +1,27 @@
-//! From a folder back to running ranks.
+//! From a folder back to running ranks. What is done next says [`resume::Resume`]; here are the connections and the files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use radic_ckpt::trusted::Owners;
+use radic_protector::commands::resume::{self, Action, Failure, ImageHead, Over, Piece};
 use radic_protector::logs::client::Client;
 use radic_protector::store::Speaker;
-use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, NodeName, ProcessId, Rank};
+use radic_wire::ids::{NodeName, Rank};
 use radic_wire::job::{EndReason, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{CutStreams, FromProtector, HeldStream, ToProtector};
+use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::mac::{Code, JobKey};
 use radic_wire::span::Span;
-use radic_wire::suspension::{Resumption, SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
+use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
 
 use crate::client::{self, ClientError, Cluster, Connection};
 use crate::format::report;
@@ -85,30 +85,26 @@ impl Resume<'_> {
         cluster: &Cluster,
         key: &ClusterKey,
         source: &Source,
-        mut saved: Saved,
+        saved: Saved,
         on_signal: Option<OnSignal>,
     ) -> Result<u8> {
         let job = saved.job();
-        let (signed, proof) = (JobKey::derive_for_suspension(key, job), JobKey::derive(key, job));
-        let progress = Progress::new(false);
-        let size = Some(saved.manifest.ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum());
-        progress.begin("verifying the files", Unit::Bytes, size);
-        for file in saved.manifest.ranks.iter().flat_map(SavedRank::files) {
-            verify(source, file, &signed, &progress)?;
-        }
-        saved.manifest.suspension.ward.spec.nodes = self.nodes.to_vec();
-        let (connection, logs) = ask_where(cluster, &saved)?;
-        progress.begin("giving the ranks to their protectors", Unit::Bytes, size);
-        for ((rank, of_rank), log) in (0..).map(Rank).zip(&saved.manifest.ranks).zip(logs) {
-            progress.report(&format!("radic: rank {rank} goes to its protector at {log}"));
-            let process = ProcessId { job, rank };
-            let line = saved.manifest.suspension.line;
-            let upload = Upload { dir: source, signed: &signed, key: &proof, process, saved: of_rank, line, progress: &progress };
-            upload.give(log).with_context(|| format!("rank {rank} cannot be given to its protector at {log}"))?;
-        }
-        // From here on the terminal is the job's.
-        drop(progress);
-        let Shown { code, outcome } = self.begin(cluster, connection, &saved, on_signal)?;
+        let outside = Outside {
+            how: self,
+            cluster,
+            source,
+            saved: &saved,
+            signed: JobKey::derive_for_suspension(key, job),
+            proof: JobKey::derive(key, job),
+            progress: Progress::new(false),
+            connection: None,
+            limit: client::ANSWER,
+            speaker: None,
+            voice: None,
+            image: None,
+        };
+        let (connection, attached) = outside.run()?;
+        let Shown { code, outcome } = session::attached(cluster, connection, attached, self.label, on_signal)?;
         if let Some(outcome) = outcome.filter(|outcome| outcome.reason != EndReason::Suspended)
             && let Err(error) = saved.mark_ended(self.dir, &outcome)
             && self.must_mark
@@ -116,39 +112,6 @@ impl Resume<'_> {
             report(&format!("radic: warning: {} does not say that the job has ended: {error:#}", self.dir.display()));
         }
         Ok(code)
-    }
-
-    /// The logs and images are where they belong: the ranks begin. Before that the folder says so.
-    fn begin(&self, cluster: &Cluster, mut connection: Connection, saved: &Saved, on_signal: Option<OnSignal>) -> Result<Shown> {
-        if let Err(error) = saved.set_mark(self.dir, self.again) {
-            ensure!(!self.must_mark, "{error:#}");
-            let dir = self.dir.display();
-            report(&format!(
-                "radic: warning: {dir} does not say that the job goes on from there, so it could be resumed twice: {error:#}"
-            ));
-        }
-        let answer = connection.ask(&Request::BeginResumed, session::START);
-        if let Err(ClientError::Refused(_)) = answer {
-            // If it stays the job is taken for one that has gone on, which is the safe error.
-            let _ = saved.remove_mark(self.dir);
-        }
-        match answer? {
-            attached @ Reply::Attached { .. } => {
-                print_unprinted(&saved.manifest.unprinted)?;
-                session::attached(cluster, connection, attached, self.label, on_signal)
-            }
-            other => Err(connection.unexpected(&other).into()),
-        }
-    }
-}
-
-/// Where the log service of each rank's protector-to-be listens.
-fn ask_where(cluster: &Cluster, saved: &Saved) -> Result<(Connection, Vec<SocketAddr>)> {
-    let mut connection = cluster.connect(None)?;
-    let resumption = Resumption { incarnations: saved.manifest.ranks.iter().map(begins_as).collect() };
-    match connection.ask(&Request::Resume(Box::new(saved.manifest.suspension.clone()), Box::new(resumption)), client::ANSWER)? {
-        Reply::Resuming(logs) if logs.len() == saved.manifest.ranks.len() => Ok((connection, logs)),
-        other => Err(connection.unexpected(&other).into()),
     }
 }
 
@@ -207,51 +170,149 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// The first incarnation of a rank in the life that begins.
-fn begins_as(saved: &SavedRank) -> Incarnation {
-    saved.incarnation.next()
-}
-
-/// What was saved of a rank, on its way to the rank's protector-to-be.
-struct Upload<'a> {
-    dir: &'a Source,
+/// What the decisions are carried out with.
+struct Outside<'a> {
+    how: &'a Resume<'a>,
+    cluster: &'a Cluster,
+    source: &'a Source,
+    saved: &'a Saved,
     /// What the files' codes are made with.
-    signed: &'a JobKey,
-    /// What the rank proves itself with to its protector.
-    key: &'a JobKey,
-    process: ProcessId,
-    saved: &'a SavedRank,
-    /// The newest recovery line of which the job had heard.
-    line: u64,
-    progress: &'a Progress,
+    signed: JobKey,
+    /// What the ranks prove themselves with to their protectors.
+    proof: JobKey,
+    progress: Progress,
+    connection: Option<Connection>,
+    /// Time for the answer of the node.
+    limit: Duration,
+    /// As which rank the command speaks, and to which log service.
+    speaker: Option<(Speaker, SocketAddr)>,
+    voice: Option<Client>,
+    /// The connection of an image that is being verified.
+    image: Option<Client>,
 }
 
-impl Upload<'_> {
-    fn open(&self, log: SocketAddr, channel: Channel) -> Result<Client> {
-        let speaker = Speaker { process: self.process, incarnation: begins_as(self.saved) };
-        Ok(Client::open(log, self.key, speaker, channel, STEP)?)
-    }
-
-    fn give(&self, log: SocketAddr) -> Result<()> {
-        let SavedRank { ref images, journal, ref journal_file, .. } = *self.saved;
-        let first = images.first().context("it has no image")?.cut;
-        let received = self.saved.received();
-        let mut voice = self.open(log, Channel::Journal)?;
-        let (begin, payload) = (Span { start: first, end: journal.end }, Span { start: 0, end: received });
-        voice.send(&ToProtector::hello(self.process, begins_as(self.saved), begin, payload))?;
-        // Images go by another connection, which may be faster.
+impl Outside<'_> {
+    fn run(mut self) -> Result<(Connection, Reply)> {
+        let mut resume = resume::Resume::new(self.saved.manifest.clone(), self.how.nodes.to_vec());
         loop {
-            let answer = voice.receive().context("waiting until its log is begun")?;
-            match FromProtector::read(&answer)? {
-                FromProtector::Welcome { .. } => break,
-                other => refused(&other)?,
+            match resume.poll_action() {
+                Some(Action::Over(over)) => return self.end(over),
+                Some(Action::Print(unprinted)) => print_unprinted(&unprinted)?,
+                Some(action) => self.carry_out(action, &mut resume).unwrap_or_else(|error| resume.handle_failed(error)),
+                None => self.wait(&mut resume).unwrap_or_else(|error| resume.handle_failed(error)),
             }
         }
-        for (at, image) in images.iter().enumerate() {
-            self.give_image(log, &mut voice, image, at + 1 == images.len())?;
+    }
+
+    /// What a log service or the node says next.
+    fn wait(&mut self, resume: &mut resume::Resume<anyhow::Error>) -> Result<()> {
+        if let (Some(voice), Some(until)) = (&mut self.voice, resume.waits_until()) {
+            let answer = voice.receive().with_context(|| format!("waiting until {until}"))?;
+            resume.handle_heard(&FromProtector::read(&answer)?);
+            return Ok(());
         }
-        let mut pieces = Pieces::open(self.dir, journal_file, self.signed, self.progress)?;
-        let mut position = journal.start;
+        let (connection, limit) = (self.connection.as_mut().context("nothing is asked")?, self.limit);
+        match connection.wait(Some(Instant::now() + limit))? {
+            Some(reply) => resume.handle_reply(reply),
+            None => return Err(ClientError::Late { node: connection.node().to_owned(), limit }.into()),
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, action: Action<anyhow::Error>, resume: &mut resume::Resume<anyhow::Error>) -> Result<()> {
+        match action {
+            Action::Verify => {
+                self.progress.begin("verifying the files", Unit::Bytes, self.size());
+                for file in self.saved.manifest.ranks.iter().flat_map(SavedRank::files) {
+                    verify(self.source, file, &self.signed, &self.progress)?;
+                }
+                resume.handle_done();
+            }
+            Action::Ask(request) => self.ask(&request)?,
+            Action::Open(speaker, log, hello) => self.open(speaker, log, &hello)?,
+            Action::GiveImage(head) => self.give_image(&head)?,
+            Action::GiveJournal(span) => {
+                self.give_journal(span)?;
+                resume.handle_done();
+            }
+            Action::GiveReceived(pieces) => {
+                self.give_received(&pieces)?;
+                resume.handle_done();
+            }
+            Action::Close => (self.speaker, self.voice, self.image) = (None, None, None),
+            Action::Mark => {
+                self.mark()?;
+                resume.handle_done();
+            }
+            Action::Unmark => _ = self.saved.remove_mark(self.how.dir),
+            Action::Print(_) | Action::Over(_) => unreachable!("these are done when the job goes on"),
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> Option<u64> {
+        Some(self.saved.manifest.ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum())
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<()> {
+        self.limit = if matches!(request, Request::BeginResumed) { session::START } else { client::ANSWER };
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.cluster.connect(None)?,
+        };
+        Ok(self.connection.insert(connection).send(request)?)
+    }
+
+    /// The first connection to the log service of a rank's protector-to-be.
+    fn open(&mut self, speaker: Speaker, log: SocketAddr, hello: &ToProtector<'_>) -> Result<()> {
+        let rank = speaker.process.rank;
+        if rank == Rank(0) {
+            self.progress.begin("giving the ranks to their protectors", Unit::Bytes, self.size());
+        }
+        self.progress.report(&format!("radic: rank {rank} goes to its protector at {log}"));
+        self.speaker = Some((speaker, log));
+        let voice = self.connect(Channel::Journal)?;
+        Ok(self.voice.insert(voice).send(hello)?)
+    }
+
+    fn connect(&self, channel: Channel) -> Result<Client> {
+        let (speaker, log) = self.speaker.context("no rank is given")?;
+        Ok(Client::open(log, &self.proof, speaker, channel, STEP)?)
+    }
+
+    /// What is saved of the rank that is given.
+    fn rank(&self) -> Result<&SavedRank> {
+        let (speaker, _) = self.speaker.context("no rank is given")?;
+        self.saved.manifest.ranks.get(speaker.process.rank.0 as usize).context("there is no such rank")
+    }
+
+    fn pieces<'a>(&'a self, file: &'a SavedFile) -> Result<Pieces<'a>> {
+        Pieces::open(self.source, file, &self.signed, &self.progress)
+    }
+
+    /// Images go by another connection, which may be faster.
+    fn give_image(&mut self, head: &ImageHead) -> Result<()> {
+        let mut client = self.connect(Channel::Image)?;
+        client.send(&head.message())?;
+        let SavedImage { file, .. } =
+            self.rank()?.images.iter().find(|of| of.image == head.image).context("there is no such image")?;
+        let mut pieces = self.pieces(file)?;
+        loop {
+            let bytes = pieces.next()?;
+            if bytes.is_empty() {
+                break;
+            }
+            client.send_bytes(bytes).with_context(|| format!("image {}", head.image))?;
+        }
+        client.end()?;
+        self.image = Some(client);
+        Ok(())
+    }
+
+    fn give_journal(&mut self, Span { start, .. }: Span) -> Result<()> {
+        self.image = None;
+        let mut voice = self.voice.take().context("no rank is given")?;
+        let (mut pieces, mut position) = (self.pieces(&self.rank()?.journal_file)?, start);
         loop {
             let bytes = pieces.next()?;
             if bytes.is_empty() {
@@ -260,71 +321,55 @@ impl Upload<'_> {
             voice.send(&ToProtector::Journal { position, bytes })?;
             position += bytes.len() as u64;
         }
-        self.give_received(log)?;
-        let (mut journal_held, mut payload_held) = (journal.start, 0);
-        while journal_held < journal.end || payload_held < received {
-            let answer = voice.receive().context("waiting until its log is held")?;
-            match FromProtector::read(&answer)? {
-                FromProtector::JournalStable { position } => journal_held = position,
-                FromProtector::PayloadStable { position } => payload_held = position,
-                other => refused(&other)?,
-            }
-        }
+        self.voice = Some(voice);
         Ok(())
     }
 
-    /// One image, up to its commit. The last one says where each stream stands.
-    fn give_image(&self, log: SocketAddr, voice: &mut Client, image: &SavedImage, last: bool) -> Result<()> {
-        let streams: &[HeldStream] = if last { &self.saved.streams } else { &[] };
-        let at = |stream: &HeldStream| (stream.stream, if stream.closed { u64::MAX } else { stream.bytes.start });
-        let begins: Vec<(StreamId, u64)> = streams.iter().map(at).collect();
-        let ended: Vec<(StreamId, u64)> = streams.iter().filter_map(|stream| Some((stream.stream, stream.ended?))).collect();
-        let (streams, ended) = CutStreams::new(&begins).zip(CutStreams::new(&ended)).context("too many streams")?;
-        let SavedImage { image, parent, cut, ref file } = *image;
-        let mut client = self.open(log, Channel::Image)?;
-        client.send(&ToProtector::image_by_itself(image, parent, (cut, 0), self.line, streams, ended))?;
-        let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
-        loop {
-            let bytes = pieces.next()?;
-            if bytes.is_empty() {
-                break;
-            }
-            client.send_bytes(bytes).with_context(|| format!("image {image}"))?;
-        }
-        client.end()?;
-        loop {
-            let answer = voice.receive().with_context(|| format!("waiting until image {image} is verified"))?;
-            match FromProtector::read(&answer)? {
-                FromProtector::Committed { image: committed, .. } if committed == image => return Ok(()),
-                other => refused(&other)?,
-            }
-        }
-    }
-
-    fn give_received(&self, log: SocketAddr) -> Result<()> {
-        let SavedRank { ref streams, ref streams_file, .. } = *self.saved;
-        let mut bulk = self.open(log, Channel::Bulk)?;
-        let mut pieces = Pieces::open(self.dir, streams_file, self.signed, self.progress)?;
-        let mut position = 0;
-        for HeldStream { stream, bytes: Span { start, end }, .. } in streams.iter().filter(|stream| !stream.closed) {
-            let mut offset = *start;
-            while offset < *end {
+    fn give_received(&self, received: &[Piece]) -> Result<()> {
+        let mut bulk = self.connect(Channel::Bulk)?;
+        let mut pieces = self.pieces(&self.rank()?.streams_file)?;
+        for Piece { mut position, stream, bytes: Span { start: mut offset, end } } in received.iter().copied() {
+            while offset < end {
                 let bytes = pieces.take(end - offset)?;
-                bulk.send(&ToProtector::Payload { position, stream: *stream, offset, bytes })?;
+                bulk.send(&ToProtector::Payload { position, stream, offset, bytes })?;
                 offset += bytes.len() as u64;
                 position += bytes.len() as u64;
             }
         }
         Ok(())
     }
-}
 
-/// Whether what the protector says means that it does not want what it is given.
-fn refused(message: &FromProtector<'_>) -> Result<()> {
-    match message {
-        FromProtector::ImageRefused { image } => bail!("image {image} was refused"),
-        FromProtector::Fenced { newest } => bail!("the rank has a later incarnation already, {newest}"),
-        _ => Ok(()),
+    /// From here on the terminal is the job's.
+    fn mark(&mut self) -> Result<()> {
+        self.progress = Progress::hidden();
+        let dir = self.how.dir;
+        if let Err(error) = self.saved.set_mark(dir, self.how.again) {
+            ensure!(!self.how.must_mark, "{error:#}");
+            let dir = dir.display();
+            report(&format!(
+                "radic: warning: {dir} does not say that the job goes on from there, so it could be resumed twice: {error:#}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn end(self, over: Over<anyhow::Error>) -> Result<(Connection, Reply)> {
+        let failure = match over {
+            Over::GoesOn(attached) => return Ok((self.connection.context("nothing was asked")?, *attached)),
+            Over::NotBegun(failure) | Over::Unsure(failure) => failure,
+        };
+        let error = match (failure, &self.connection) {
+            (Failure::Undone(error), _) => error,
+            (Failure::Refused(text), _) => ClientError::Refused(text).into(),
+            (Failure::Unexpected(reply), Some(connection)) => connection.unexpected(&reply).into(),
+            (other, _) => anyhow!("{other}"),
+        };
+        Err(match self.speaker {
+            Some((Speaker { process, .. }, log)) => {
+                error.context(format!("rank {} cannot be given to its protector at {log}", process.rank))
+            }
+            None => error,
+        })
     }
 }
 

@@ -160,6 +160,14 @@ impl<'a> Elsewhere<'a> {
         Ok(())
     }
 
+    /// The least part of the journal of a rank, held from `start` to `end`, that has all that [`Elsewhere::rest`] reads of it.
+    pub fn compared(&self, origin: Rank, Span { start, end }: Span) -> Span {
+        let parts = self.parts.get(&origin).into_iter().flatten();
+        let held = parts.map(|(from, bytes, _)| ((*from).max(start), (from + bytes.len() as u64).min(end)));
+        let least = held.filter(|(from, to)| from < to).reduce(|(start, end), (from, to)| (start.min(from), end.max(to)));
+        least.map_or(Span { start: end, end }, |(start, end)| Span { start, end })
+    }
+
     /// What follows in the journal of a rank that is held from `start` to `end`. `own` reads this many bytes of that from a position on.
     pub fn rest<E: From<NotWhole>>(
         &self,
@@ -266,8 +274,10 @@ mod tests {
                 due = from + length;
             }
             let has_gap = parts.iter().any(|(from, ..)| *from > due);
+            let compared = elsewhere.compared(Rank(0), Span { start, end });
+            assert!(start <= compared.start && compared.start <= compared.end && compared.end <= end, "that is held");
             let rest = elsewhere.rest(Rank(0), Span { start, end }, |at, length| {
-                assert!(start <= at && at + length as u64 <= end, "only what is held is read");
+                assert!(compared.start <= at && at + length as u64 <= compared.end, "only what is compared is read");
                 Ok::<_, NotWhole>(span(at, at + length as u64))
             });
             match rest {

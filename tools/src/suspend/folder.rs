@@ -4,63 +4,26 @@
 //! different names ([`SECOND`]); those of the one before go when the new manifest is on the disk. What a command that was killed has left goes when the next one
 //! writes there: the lock on `unfinished` says that none does.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use radic_protector::commands::file::File;
 use radic_protector::folder;
-use radic_wire::causes::Elsewhere;
-use radic_wire::ids::{Incarnation, Rank};
+use radic_wire::ids::Rank;
 use radic_wire::key::ClusterKey;
-use radic_wire::limits;
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart};
+use radic_wire::log::LogPart;
 use radic_wire::mac::{Code, JobKey};
 use radic_wire::span::Span;
-use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
+use radic_wire::suspension::{SavedFile, begin_code};
 use rustix::fs::FlockOperation;
 
-use crate::client::Cluster;
 use crate::log::Held;
-use crate::progress::{Progress, Unit};
+use crate::progress::Progress;
 
 use super::content::{self, MANIFEST, Mark, NEW_MANIFEST, SECOND, Saved, Source, UNFINISHED};
-
-/// Time until all protectors know that a recovery line is complete.
-const AGREED: Duration = Duration::from_secs(5);
-/// Time between two looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// So often the logs are copied once more because they have changed meanwhile: an image was being committed.
-const ATTEMPTS: u32 = 5;
-
-/// What a resume needs of a log.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Needed {
-    incarnation: Incarnation,
-    images: Vec<HeldImage>,
-    journal: Span,
-    /// Of other ranks' journals.
-    causes: Span,
-    forgotten: Vec<(Rank, u64)>,
-    streams: Vec<HeldStream>,
-}
-
-impl Needed {
-    fn of(log: &HeldLog) -> Result<Needed> {
-        ensure!(log.current, "its protector has just changed, and nobody could bring it back");
-        let committed = log.images.iter().filter(|image| image.state == ImageState::Committed);
-        let images: Vec<HeldImage> = committed.cloned().collect();
-        let cut = images.last().context("no image of it is committed")?.cut;
-        ensure!(log.streams.len() < limits::CUT_STREAMS, "it has too many streams");
-        let HeldLog { incarnation, causes, ref forgotten, ref streams, .. } = *log;
-        let journal = Span { start: cut, end: log.journal.end };
-        Ok(Needed { incarnation, images, journal, causes, forgotten: forgotten.clone(), streams: streams.clone() })
-    }
-}
 
 /// A folder that is being written; what is in it goes again unless it is finished.
 pub(super) struct Folder {
@@ -136,7 +99,7 @@ impl Folder {
     }
 
     /// A file, by its name in a folder without another suspension.
-    pub(super) fn create_file(&mut self, name: &str) -> Result<(String, File)> {
+    pub(super) fn create_file(&mut self, name: &str) -> Result<(String, fs::File)> {
         let name = format!("{name}{}", self.suffix);
         if self.written.contains(&name) {
             // What it held was copied a moment too early.
@@ -145,73 +108,6 @@ impl Folder {
         let file = self.files.create_new(&name)?;
         self.written.push(name.clone());
         Ok((name, file))
-    }
-
-    /// Copies what the protectors hold. It must be what they held before and hold afterwards.
-    pub(super) fn write_ranks(
-        &mut self,
-        cluster: &Cluster,
-        &Suspension { job, ref ward, .. }: &Suspension,
-        key: &JobKey,
-        progress: &Progress,
-    ) -> Result<Vec<SavedRank>> {
-        let (ranks, epoch) = (ward.spec.ranks, ward.epoch);
-        let list = |rank| Ok(Held::open(cluster, job.to_string(), rank)?.log);
-        let list = || (0..ranks).map(|rank| list(Rank(rank))).collect::<Result<Vec<HeldLog>>>();
-        let all = |logs: &[HeldLog]| logs.iter().map(Needed::of).collect::<Result<Vec<_>>>();
-        for _ in 0..ATTEMPTS {
-            let before = agreed(&list)?;
-            ensure!(
-                before.iter().all(|log| log.incarnation.epoch == epoch),
-                "a rank has no log since the job restarted from the beginning"
-            );
-            progress.begin("writing the ranks", Unit::Bytes, Some(before.iter().map(bytes_of).sum()));
-            let saved = self.write_logs(cluster, &before, key, progress);
-            if all(&list()?)? == all(&before)? {
-                return saved;
-            }
-        }
-        bail!("what its protectors hold goes on changing though its ranks are stopped; the job goes on");
-    }
-
-    fn write_logs(&mut self, cluster: &Cluster, logs: &[HeldLog], key: &JobKey, progress: &Progress) -> Result<Vec<SavedRank>> {
-        let sets = logs.iter().map(|log| read_causes(cluster, log)).collect::<Result<Vec<_>>>()?;
-        let mut elsewhere = Elsewhere::default();
-        for (log, set) in logs.iter().zip(&sets) {
-            elsewhere.add(log.process.rank, set, &log.forgotten)?;
-        }
-        logs.iter().map(|log| self.write_rank(cluster, log, &elsewhere, key, progress)).collect()
-    }
-
-    fn write_rank(
-        &mut self,
-        cluster: &Cluster,
-        log: &HeldLog,
-        elsewhere: &Elsewhere<'_>,
-        key: &JobKey,
-        progress: &Progress,
-    ) -> Result<SavedRank> {
-        let (process, Needed { incarnation, images, mut journal, streams, .. }) = (log.process, Needed::of(log)?);
-        let rank = process.rank;
-        let mut held = Held::open(cluster, process.job.to_string(), rank)?;
-        let mut saved_images = Vec::new();
-        for HeldImage { image, parent, cut, bytes, .. } in images {
-            let mut file = Saving::create(self, format!("rank-{rank}.image-{image}"), key)?;
-            file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes }, progress)?;
-            saved_images.push(SavedImage { image, parent, cut, file: file.finish()? });
-        }
-        let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
-        file.copy(&mut held, LogPart::Journal, journal, progress)?;
-        let rest = elsewhere.rest(rank, journal, |position, length| held.read_all(LogPart::Journal, position, length))?;
-        file.write(&rest)?;
-        journal.end += rest.len() as u64;
-        let journal_file = file.finish()?;
-        let mut file = Saving::create(self, format!("rank-{rank}.received"), key)?;
-        for HeldStream { stream, bytes, .. } in streams.iter().filter(|stream| !stream.closed) {
-            file.copy(&mut held, LogPart::Stream(*stream), *bytes, progress)?;
-        }
-        let streams_file = file.finish()?;
-        Ok(SavedRank { incarnation, images: saved_images, journal, journal_file, streams, streams_file })
     }
 
     /// The last file: from here on the folder holds this job. All of it is on the disk then.
@@ -236,42 +132,6 @@ impl Folder {
     pub(super) fn mark(&self, mark: &Mark) -> Result<()> {
         content::write_mark(&self.files, &self.id, mark)
     }
-}
-
-/// What is held of all ranks, as soon as their newest images go together ([`HeldLog::of_two_lines`]). A protector may come
-/// to know later than another one that a line is complete.
-fn agreed(list: &dyn Fn() -> Result<Vec<HeldLog>>) -> Result<Vec<HeldLog>> {
-    let deadline = Instant::now() + AGREED;
-    loop {
-        let logs = list()?;
-        let Some((one, other)) = HeldLog::of_two_lines(&logs) else { return Ok(logs) };
-        let ranks = (one.process.rank, other.process.rank);
-        ensure!(
-            Instant::now() < deadline,
-            "the newest images of ranks {} and {} are of different recovery lines; the job goes on; try again",
-            ranks.0,
-            ranks.1
-        );
-        thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// What a log keeps of other ranks' journals.
-fn read_causes(cluster: &Cluster, log: &HeldLog) -> Result<Vec<u8>> {
-    let Span { start, end } = log.causes;
-    if start == end {
-        return Ok(Vec::new());
-    }
-    let mut held = Held::open(cluster, log.process.job.to_string(), log.process.rank)?;
-    held.read_all(LogPart::Causes, start, usize::try_from(end - start)?)
-}
-
-/// The bytes that are written of a rank.
-fn bytes_of(log: &HeldLog) -> u64 {
-    let Ok(Needed { images, journal, streams, .. }) = Needed::of(log) else { return 0 };
-    let length = |span: &Span| span.end.saturating_sub(span.start);
-    let received = streams.iter().filter(|stream| !stream.closed).map(|stream| length(&stream.bytes));
-    images.iter().map(|image| image.bytes).chain([length(&journal)]).chain(received).sum()
 }
 
 /// Whether the job of a suspension needs it no more, so that this one may be written in its place.
@@ -304,24 +164,29 @@ impl Drop for Folder {
 }
 
 /// A file that is being written.
-struct Saving {
+pub(super) struct Saving {
     name: String,
     path: PathBuf,
-    file: File,
+    file: fs::File,
     code: Code,
     bytes: u64,
 }
 
 impl Saving {
-    fn create(folder: &mut Folder, name: String, key: &JobKey) -> Result<Self> {
-        let (name, file) = folder.create_file(&name)?;
+    pub(super) fn create(folder: &mut Folder, rank: Rank, file: File, key: &JobKey) -> Result<Self> {
+        let kind = match file {
+            File::Image(image) => format!("image-{image}"),
+            File::Journal => "journal".to_owned(),
+            File::Received => "received".to_owned(),
+        };
+        let (name, file) = folder.create_file(&format!("rank-{rank}.{kind}"))?;
         let path = folder.files.path().join(&name);
         let code = begin_code(key, &name);
         Ok(Saving { name, path, file, code, bytes: 0 })
     }
 
     /// Exactly this part of what is held.
-    fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span, progress: &Progress) -> Result<()> {
+    pub(super) fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span, progress: &Progress) -> Result<()> {
         let mut position = start;
         while position < end {
             let mut piece = held.read(part, position)?;
@@ -334,14 +199,14 @@ impl Saving {
         Ok(())
     }
 
-    fn write(&mut self, piece: &[u8]) -> Result<()> {
+    pub(super) fn write(&mut self, piece: &[u8]) -> Result<()> {
         self.file.write_all(piece).with_context(|| self.path.display().to_string())?;
         self.code.update(piece);
         self.bytes += piece.len() as u64;
         Ok(())
     }
 
-    fn finish(self) -> Result<SavedFile> {
+    pub(super) fn finish(self) -> Result<SavedFile> {
         self.file.sync_all().with_context(|| self.path.display().to_string())?;
         Ok(SavedFile { name: self.name, bytes: self.bytes, code: self.code.finish() })
     }

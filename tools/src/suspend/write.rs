@@ -1,28 +1,34 @@
-//! How a job is written to a folder, and ended.
+//! How a job is written to a folder, and ended. What is done next says [`Suspend`]; here are the connections and the files.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
-use radic_wire::ids::JobId;
+use anyhow::{Context, Result, anyhow};
+use radic_protector::commands::file::{File, SavedLog};
+use radic_protector::commands::suspend::{self, Action, Over, Saved, Suspend};
+use radic_wire::ids::{JobId, Rank};
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::Request;
 use radic_wire::mac::JobKey;
-use radic_wire::report::RankCheckpoint;
-use radic_wire::suspension::{Manifest, SavedRank, Suspension, Unprinted};
+use radic_wire::span::Span;
+use radic_wire::suspension::{Manifest, SavedFile, SavedRank};
 
 use crate::client::{ClientError, Cluster, Connection};
 use crate::counters;
 use crate::format::bytes;
-use crate::progress::Progress;
+use crate::log::Held;
+use crate::progress::{Progress, Unit};
 
 use super::content::Mark;
-use super::folder::Folder;
+use super::folder::{Folder, Saving};
 
-/// Time for all ranks to stop, and for the job's terminal to print what it was sent.
-const STOPPED: Duration = Duration::from_secs(30);
 /// Time for the job to end when it is written down.
 const ENDED: Duration = Duration::from_secs(60);
+
+/// A fault of this command.
+const NOT_STOPPED: &str = "no job is stopped";
+
 /// Why a job was not suspended. It goes on.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -48,69 +54,209 @@ pub(super) fn write_down(
     say: &dyn Fn(&str),
 ) -> Result<(), Failure> {
     let key = cluster.load_key().map_err(|error| Failure::Lasting(error.into()))?;
-    let mut folder = Folder::create(dir, &key, job).map_err(Failure::Lasting)?;
-    let (mut connection, job, size) = fill(cluster, job, &mut folder, &key, progress, say).map_err(Failure::Passing)?;
-    let ended = match connection.ask(&Request::EndSuspended, ENDED) {
-        Ok(Reply::Done) => Ok(()),
-        Ok(other) => Err(connection.unexpected(&other)),
-        Err(error) => Err(error),
+    let folder = Folder::create(dir, &key, job).map_err(Failure::Lasting)?;
+    let outside = Outside {
+        cluster,
+        key: &key,
+        progress,
+        say,
+        connection: None,
+        folder,
+        job: None,
+        held: None,
+        file: None,
+        files: BTreeMap::new(),
+        size: 0,
+        marked: Ok(()),
     };
-    if let Err(error) = ended {
-        // It may have gone on, so no command may resume it from here without being told to.
-        let marked = folder.mark(&Mark::now());
-        let unmarked = marked.err().map_or_else(String::new, |error| format!(" ({error:#})"));
-        let why = format!("everything is written to {}, and job {job} has not ended{unmarked}", dir.display());
-        return Err(Failure::Lasting(anyhow!(error).context(why)));
+    outside.run(job)
+}
+
+/// What the decisions are carried out with.
+struct Outside<'a> {
+    cluster: &'a Cluster,
+    key: &'a ClusterKey,
+    progress: &'a Progress,
+    say: &'a dyn Fn(&str),
+    /// The ranks go on when it ends. What was written goes only then.
+    connection: Option<Connection>,
+    folder: Folder,
+    /// The job, once its ranks are stopped, and what the codes of its files are made with.
+    job: Option<(JobId, JobKey)>,
+    /// The log that is read.
+    held: Option<(Rank, Held)>,
+    /// The file that is written.
+    file: Option<(Rank, File, Saving)>,
+    files: BTreeMap<(Rank, File), SavedFile>,
+    /// Bytes of all files.
+    size: u64,
+    /// Whether the folder says that the job may have gone on.
+    marked: Result<()>,
+}
+
+impl Outside<'_> {
+    fn run(mut self, job: &str) -> Result<(), Failure> {
+        let (begun, mut suspend) = (Instant::now(), Suspend::new(job.to_owned()));
+        loop {
+            let Some(action) = suspend.poll_action() else {
+                self.wait(begun, &mut suspend);
+                continue;
+            };
+            match action {
+                Action::Over(over) => return self.end(over),
+                Action::Ask(request) => {
+                    let asked = self.ask(&request);
+                    asked.unwrap_or_else(|error| suspend.handle_lost(error));
+                }
+                action => {
+                    let carried_out = self.carry_out(begun, action, &mut suspend);
+                    carried_out.unwrap_or_else(|error| suspend.handle_failed(error));
+                    self.hear(begun, &mut suspend);
+                }
+            }
+        }
     }
-    say(&format!("radic: job {job} is suspended ({}); `radic resume {}` goes on with it", bytes(size), dir.display()));
-    Ok(())
-}
 
-/// Everything up to the end of the job, which ends by the connection that is returned. Before the manifest is written nothing is given up.
-fn fill(
-    cluster: &Cluster,
-    job: &str,
-    folder: &mut Folder,
-    key: &ClusterKey,
-    progress: &Progress,
-    say: &dyn Fn(&str),
-) -> Result<(Connection, JobId, u64)> {
-    checkpoint(cluster, job, progress)?;
-    let (connection, suspension, unprinted) = stop(cluster, job)?;
-    let job = suspension.job;
-    say(&format!("radic: all ranks of job {job} are stopped; writing them to {}", folder.path().display()));
-    let key_of_job = JobKey::derive_for_suspension(key, job);
-    let ranks = folder.write_ranks(cluster, &suspension, &key_of_job, progress)?;
-    let size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
-    folder.finish(&Manifest { suspension, unprinted, ranks }.encode(key)?)?;
-    Ok((connection, job, size))
-}
-
-/// A new image of each rank, so that little is to be done again.
-fn checkpoint(cluster: &Cluster, job: &str, progress: &Progress) -> Result<()> {
-    let ranks = counters::make_checkpoints(cluster, job.to_owned(), progress)?;
-    let failed = ranks.iter().find_map(|RankCheckpoint { rank, result, .. }| Some((rank, result.as_ref().err()?)));
-    if let Some((rank, why)) = failed {
-        bail!("rank {rank} has no checkpoint: {why}; the job goes on");
+    /// The connection that holds the suspension begins with its first request.
+    fn ask(&mut self, request: &Request) -> Result<()> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.cluster.connect(None)?,
+        };
+        Ok(self.connection.insert(connection).send(request)?)
     }
-    Ok(())
-}
 
-/// Has all ranks stopped. They go on when the connection ends.
-fn stop(cluster: &Cluster, job: &str) -> Result<(Connection, Suspension, Vec<Unprinted>)> {
-    let mut connection = cluster.connect(None)?;
-    connection.send(&Request::Suspend { job: job.to_owned() })?;
-    let (deadline, mut unprinted) = (Instant::now() + STOPPED, Vec::new());
-    loop {
-        match connection.wait(Some(deadline))? {
-            Some(Reply::Output { rank, stream, offset, data }) => unprinted.push(Unprinted { rank, stream, offset, data }),
-            Some(Reply::Suspending(suspension)) => return Ok((connection, *suspension, unprinted)),
-            Some(Reply::Error(text)) => return Err(ClientError::Refused(text).into()),
-            Some(other) => return Err(connection.unexpected(&other).into()),
-            None => bail!(
-                "its ranks do not stop, or its terminal does not print what it was sent, within {} s; the job goes on",
-                STOPPED.as_secs()
-            ),
+    /// Nothing is to be done before the home says something, or it is time.
+    fn wait(&mut self, begun: Instant, suspend: &mut Suspend<anyhow::Error>) {
+        let Some(connection) = &mut self.connection else { unreachable!("only the home is waited for") };
+        let due = suspend.poll_timeout();
+        let deadline = due.map_or_else(|| Instant::now() + ENDED, |due| begun + due);
+        match connection.wait(Some(deadline)) {
+            Ok(Some(reply)) => suspend.handle_reply(begun.elapsed(), reply),
+            Ok(None) if due.is_some() => suspend.handle_timeout(begun.elapsed()),
+            Ok(None) => suspend.handle_lost(ClientError::Late { node: connection.node().to_owned(), limit: ENDED }.into()),
+            Err(error) => suspend.handle_lost(error.into()),
+        }
+    }
+
+    /// What the home has said meanwhile: that the ranks go on, perhaps.
+    fn hear(&mut self, begun: Instant, suspend: &mut Suspend<anyhow::Error>) {
+        let Some(connection) = &mut self.connection else { return };
+        let read = connection.read();
+        loop {
+            match connection.next_reply() {
+                Ok(Some(reply)) => suspend.handle_reply(begun.elapsed(), reply),
+                Ok(None) => break,
+                Err(error) => return suspend.handle_lost(error.into()),
+            }
+        }
+        read.unwrap_or_else(|error| suspend.handle_lost(error.into()));
+    }
+
+    fn carry_out(&mut self, begun: Instant, action: Action<anyhow::Error>, suspend: &mut Suspend<anyhow::Error>) -> Result<()> {
+        match action {
+            Action::Checkpoint(job) => {
+                let ranks = counters::make_checkpoints(self.cluster, job, self.progress)?;
+                suspend.handle_checkpoints(begun.elapsed(), &ranks);
+            }
+            Action::Stopped(job) => {
+                self.job = Some((job, JobKey::derive_for_suspension(self.key, job)));
+                let dir = self.folder.path().display();
+                (self.say)(&format!("radic: all ranks of job {job} are stopped; writing them to {dir}"));
+            }
+            Action::List(rank) => {
+                self.held = None;
+                let log = Held::open(self.cluster, self.job()?.0.to_string(), rank)?.log;
+                suspend.handle_log(begun.elapsed(), log);
+            }
+            Action::Begin(size) => {
+                self.files.clear();
+                self.progress.begin("writing the ranks", Unit::Bytes, Some(size));
+            }
+            Action::Read(rank, part, Span { start, end }) => {
+                let bytes = self.held(rank)?.read_all(part, start, usize::try_from(end - start)?)?;
+                suspend.handle_read(bytes);
+            }
+            Action::Create(rank, file) => {
+                let (_, key) = self.job.as_ref().context(NOT_STOPPED)?;
+                self.file = Some((rank, file, Saving::create(&mut self.folder, rank, file, key)?));
+                suspend.handle_done();
+            }
+            Action::Copy(rank, part, span) => {
+                self.held(rank)?;
+                let (Some((_, held)), Some((.., file))) = (&mut self.held, &mut self.file) else { unreachable!("both are open") };
+                file.copy(held, part, span, self.progress)?;
+                suspend.handle_done();
+            }
+            Action::Append(bytes) => {
+                self.file.as_mut().context("no file is open")?.2.write(&bytes)?;
+                suspend.handle_done();
+            }
+            Action::Close => {
+                let (rank, file, saving) = self.file.take().context("no file is open")?;
+                self.files.insert((rank, file), saving.finish()?);
+                suspend.handle_done();
+            }
+            Action::Finish(saved) => {
+                self.finish(*saved)?;
+                suspend.handle_done();
+            }
+            Action::Mark => self.marked = self.folder.mark(&Mark::now()),
+            Action::Ask(_) | Action::Over(_) => unreachable!("these are no files"),
+        }
+        Ok(())
+    }
+
+    fn job(&self) -> Result<&(JobId, JobKey)> {
+        self.job.as_ref().context(NOT_STOPPED)
+    }
+
+    /// The log of a rank, open for reading.
+    fn held(&mut self, rank: Rank) -> Result<&mut Held> {
+        let held = match self.held.take() {
+            Some(held) if held.0 == rank => held,
+            _ => (rank, Held::open(self.cluster, self.job()?.0.to_string(), rank)?),
+        };
+        Ok(&mut self.held.insert(held).1)
+    }
+
+    fn finish(&mut self, Saved { suspension, unprinted, ranks }: Saved) -> Result<()> {
+        let mut files = std::mem::take(&mut self.files);
+        let of_rank =
+            |(rank, log): (u32, SavedLog)| log.with_files(|file| files.remove(&(Rank(rank), file)).expect("it was written"));
+        let ranks: Vec<SavedRank> = (0..).zip(ranks).map(of_rank).collect();
+        self.size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
+        self.folder.finish(&Manifest { suspension, unprinted, ranks }.encode(self.key)?)
+    }
+    fn end(mut self, over: Over<anyhow::Error>) -> Result<(), Failure> {
+        match over {
+            Over::Suspended => {
+                let (dir, size) = (self.folder.path().display(), bytes(self.size));
+                let Some((job, _)) = self.job else { unreachable!("its ranks were stopped") };
+                (self.say)(&format!("radic: job {job} is suspended ({size}); `radic resume {dir}` goes on with it"));
+                Ok(())
+            }
+            Over::GoesOn(failure) => {
+                let error = self.told(failure);
+                self.connection = None;
+                Err(Failure::Passing(error))
+            }
+            Over::Unsure(failure) => {
+                let error = self.told(failure);
+                let unmarked = self.marked.err().map_or_else(String::new, |error| format!(" ({error:#})"));
+                let (dir, job) =
+                    (self.folder.path().display(), self.job.map_or_else(String::new, |(job, _)| format!("job {job}")));
+                Err(Failure::Lasting(error.context(format!("everything is written to {dir}, and {job} has not ended{unmarked}"))))
+            }
+        }
+    }
+
+    fn told(&self, failure: suspend::Failure<anyhow::Error>) -> anyhow::Error {
+        match (failure, &self.connection) {
+            (suspend::Failure::Undone(error), _) => error,
+            (suspend::Failure::Refused(text), _) => ClientError::Refused(text).into(),
+            (suspend::Failure::Unexpected(reply), Some(connection)) => connection.unexpected(&reply).into(),
+            (other, _) => anyhow!("{other}"),
         }
     }
 }

@@ -9,9 +9,9 @@ use radic_protector::logserver::{
     self, Action, ConnectionNumber, Gone, LogServer, Next, Reason, Reply, Role, StoreOrder, Verification, What,
 };
 use radic_protector::node::Input;
-use radic_protector::store::{self, File, NoRestart, Restart, Speaker, StoreError};
+use radic_protector::store::{self, File, NoRestart, Place, Restart, Speaker, StoreError};
 use radic_wire::ids::{Incarnation, JobId, ProcessId};
-use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::log::{FromProtector, LogPart, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::peer::Answer;
 
@@ -158,6 +158,11 @@ impl World {
                 let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
                 self.fence(at, process, incarnation, sets, line);
             }
+            StoreOrder::Read(node, number, process, part, position, most) => {
+                let (after, read) = self.read_part(at, process, part, position, most);
+                let (boot, read) = (self.machines[at].boot, Answer::LogBytes(read.map(Into::into)));
+                self.schedule(self.now + after, Event::Input(at, boot, Box::new(Input::StoreAnswer(node, number, read))));
+            }
             order => {
                 let reply = self.logs(at).server.handle_order(now, order);
                 let reply = reply.map(|reply| if self.breaks.stable { too_stable(reply) } else { reply });
@@ -166,6 +171,26 @@ impl World {
             }
         }
         self.serve_logs(at);
+    }
+
+    /// Some bytes of what a store holds, and how long that takes.
+    fn read_part(
+        &mut self,
+        at: usize,
+        process: ProcessId,
+        part: LogPart,
+        position: u64,
+        most: usize,
+    ) -> (Duration, Result<Vec<u8>, String>) {
+        let logs = self.logs(at);
+        match logs.server.store().find(process, part, position, most) {
+            Some(Place::Memory(bytes)) => (super::LOCAL, Ok(bytes)),
+            Some(Place::File(file, length)) => {
+                let bytes = logs.files[&file][position as usize..][..length].to_vec();
+                (self.disk_time(at), Ok(bytes))
+            }
+            None => (super::LOCAL, Err(format!("{part:?} of {process} is not held from {position}"))),
+        }
     }
 
     /// Tells the checkers and the trace of an order.

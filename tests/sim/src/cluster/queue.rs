@@ -41,10 +41,21 @@ pub enum Event {
     Reply(usize, u64, Box<Reply>),
     /// The terminal connects again, for its machine's protector is gone.
     Attach,
-    /// It is time for the command with this number to begin, or, if true, to give up.
-    Command(u64, bool),
+    /// Something is due for the command with this number.
+    Command(u64, Due),
     /// Something goes wrong.
     Fault(Fault),
+}
+
+/// What is due for a command that suspends the job, or resumes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// It begins.
+    Begin,
+    /// It wants to be called.
+    Timer,
+    /// Its user waits no longer.
+    Late,
 }
 
 /// When an event comes, in nanoseconds, its number, and where it is in [`Queue::events`], in one number, from the top: one comparison orders them.

@@ -1,56 +1,92 @@
-//! `radic suspend`: has the ranks stopped, reads what their logs hold at one moment, and ends the job. Written after `tools/src/suspend/`. What it has written goes on by
-//! [`super::resumption`].
+//! `radic suspend`: its connections to nodes, and its folder. What it does next says [`Suspend`]. What it has written goes on by [`super::resumption`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use radic_protector::commands::file::{File, SavedLog};
+use radic_protector::commands::suspend::{Action, Failure, Over, Saved, Suspend};
 use radic_protector::node::{ClientId, Input, Node};
-use radic_protector::store::Place;
-use radic_wire::causes::{Elsewhere, NotWhole};
-use radic_wire::ids::{Incarnation, ProcessId, Rank};
-use radic_wire::job::{EndReason, ExitStatus, Outcome, OutputStream};
+use radic_wire::ids::{ProcessId, Rank};
+use radic_wire::job::{EndReason, ExitStatus, Outcome};
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::{HeldImage, HeldLog, HeldStream, ImageState, LogPart};
+use radic_wire::log::{HeldLog, HeldStream, LogPart};
+use radic_wire::mac::MAC;
+use radic_wire::report::RankCheckpoint;
 use radic_wire::span::Span;
-use radic_wire::suspension::Suspension;
+use radic_wire::suspension::{Manifest, SavedFile};
 
-use super::machine::name;
 use super::process::Process;
-use super::queue::Event;
+use super::queue::{Due, Event};
 use super::resumption::Resuming;
 use super::world::World;
 
 /// The first number of a command; a terminal that takes its place counts on from there.
 const COMMAND: u64 = 1 << 20;
-/// The first number of its questions for logs.
-const LOGS: u64 = 1 << 10;
-/// Time until a command gives up.
+/// The first number of its questions.
+const QUESTIONS: u64 = 1 << 10;
+/// Time until a command is ended by its user.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// So often the suspension of a job is tried, and that it goes on.
 const TRIES: u32 = 12;
 const RESUMES: u32 = 100;
 
-/// What is saved of a rank.
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "as `radic_wire::suspension::SavedRank` has them")]
-pub struct SavedRank {
-    pub incarnation: Incarnation,
-    pub images: Vec<(HeldImage, Vec<u8>)>,
-    pub journal: (Span, Vec<u8>),
-    pub streams: Vec<(HeldStream, Vec<u8>)>,
-}
+/// What is said of a log that has not what it was listed with.
+const NOT_HELD: &str = "is not held";
 
 /// A folder.
 #[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "as `radic_wire::suspension::Manifest` has them")]
 pub struct Folder {
-    pub suspension: Box<Suspension>,
-    pub unprinted: Vec<(Rank, u64, Vec<u8>)>,
-    pub ranks: Vec<SavedRank>,
+    /// The list of its files.
+    pub manifest: Manifest,
+    /// They.
+    pub files: BTreeMap<(Rank, File), Vec<u8>>,
 }
 
-/// The logs of all ranks, each with the machine that holds it.
-type Logs = BTreeMap<Rank, (usize, HeldLog)>;
+/// What is asked of a node, by a connection of its own.
+#[derive(Debug)]
+enum Question {
+    /// What has come of checkpoints.
+    Checkpoints(Vec<RankCheckpoint>),
+    /// What a log holds.
+    List,
+    /// Bytes of the log of a rank.
+    Read(Rank, Option<Reading>),
+}
+
+/// What is read of a log, and what has come.
+#[derive(Debug)]
+struct Reading {
+    part: LogPart,
+    span: Span,
+    bytes: Vec<u8>,
+    /// It goes to the file that is open.
+    is_copy: bool,
+}
+
+impl Reading {
+    fn request(&self) -> Request {
+        Request::ReadLog { part: self.part, position: self.span.start + self.bytes.len() as u64 }
+    }
+}
+
+/// A job that is being suspended.
+#[derive(Debug)]
+pub struct Suspending {
+    job: String,
+    decides: Suspend<String>,
+    /// When it wants to be called.
+    timer: Option<Duration>,
+    /// Questions so far, and the last one.
+    questions: u64,
+    question: Option<Question>,
+    /// The file that is open, and all.
+    file: Option<(Rank, File)>,
+    files: BTreeMap<(Rank, File), Vec<u8>>,
+    /// What each rank had been acknowledged when the logs were listed.
+    acked: BTreeMap<Rank, u64>,
+    /// All is written, and the job is to end.
+    folder: Option<Folder>,
+}
 
 /// How far the command is.
 #[derive(Debug, Default)]
@@ -58,16 +94,12 @@ pub enum Stage {
     /// None runs.
     #[default]
     Idle,
-    /// The ranks are to stop; this output has come, which nobody has printed.
-    Stopping(Vec<(Rank, u64, Vec<u8>)>),
-    /// They are, and the logs are listed.
-    Listing(Box<Suspension>, Vec<(Rank, u64, Vec<u8>)>, Logs),
-    /// The job is to end.
-    Ending(Folder),
+    /// The job is to be written down, and to end.
+    Suspending(Box<Suspending>),
     /// It has ended.
     Away(Folder),
     /// It is to go on.
-    Resuming(Folder, Resuming),
+    Resuming(Folder, Box<Resuming>),
 }
 
 /// What is not known when a command was lost.
@@ -107,7 +139,7 @@ impl Command {
 
     /// Whether it has written the job down, and waits for its end.
     pub fn is_ending(&self) -> bool {
-        matches!(self.stage, Stage::Ending(_))
+        matches!(&self.stage, Stage::Suspending(suspending) if suspending.folder.is_some())
     }
 
     /// Whether it was tried often enough that the job goes on, this time included.
@@ -122,7 +154,17 @@ impl Command {
     }
 
     fn owns(&self, client: u64) -> bool {
-        self.number > 0 && client / COMMAND == self.number && client % COMMAND < LOGS + LOGS
+        self.number > 0 && client / COMMAND == self.number
+    }
+
+    fn suspending(&mut self) -> Option<&mut Suspending> {
+        if let Stage::Suspending(suspending) = &mut self.stage { Some(suspending) } else { None }
+    }
+
+    /// The number of its last question, as a client of its node.
+    fn question(&self) -> Option<u64> {
+        let Stage::Suspending(suspending) = &self.stage else { return None };
+        suspending.question.is_some().then(|| self.client() + QUESTIONS + suspending.questions)
     }
 }
 
@@ -157,43 +199,53 @@ impl World {
         self.command.at = at;
         self.command.number += 1;
         let number = self.command.number;
-        self.schedule(self.now + PATIENCE, Event::Command(number, true));
+        self.schedule(self.now + PATIENCE, Event::Command(number, Due::Late));
         true
     }
 
     /// The next command of this kind begins so much later.
     pub fn command_later(&mut self, most_ms: usize) {
         let (after, number) = (Duration::from_millis(50 + self.dice.below(most_ms) as u64), self.command.number);
-        self.schedule(self.now + after, Event::Command(number, false));
+        self.schedule(self.now + after, Event::Command(number, Due::Begin));
     }
 
-    /// It is time for a command to begin, or to give up.
-    pub fn command_due(&mut self, number: u64, is_late: bool) {
+    /// It is time for a command to begin, to go on, or to give up.
+    pub fn command_due(&mut self, number: u64, due: Due) {
         if number != self.command.number || self.terminal.outcome.is_some() {
             return;
         }
-        match &self.command.stage {
-            Stage::Idle if !is_late => self.suspend(),
-            Stage::Away(_) if !is_late => self.resume(),
-            Stage::Idle | Stage::Away(_) => {}
-            _ if is_late => self.give_up_command("it takes too long"),
+        match (&self.command.stage, due) {
+            (Stage::Idle, Due::Begin) => self.suspend(),
+            (Stage::Away(_), Due::Begin) => self.resume(),
+            (Stage::Suspending(_), Due::Timer) => self.drive_suspend(|decides, now| decides.handle_timeout(now)),
+            (Stage::Suspending(_) | Stage::Resuming(..), Due::Late) => self.give_up_command("it takes too long"),
             _ => {}
         }
     }
 
     fn suspend(&mut self) {
         let Some(job) = self.terminal.job().filter(|_| self.place_command()) else { return self.suspend_again() };
-        let at = self.command.at;
+        let (at, job) = (self.command.at, job.to_string());
         self.trace(|| format!("a command on n{} suspends the job", at + 1));
-        self.command.stage = Stage::Stopping(Vec::new());
-        self.command_asks(self.command.client(), Request::Suspend { job: job.to_string() });
+        self.command.stage = Stage::Suspending(Box::new(Suspending {
+            decides: Suspend::new(job.clone()),
+            job,
+            timer: None,
+            questions: 0,
+            question: None,
+            file: None,
+            files: BTreeMap::new(),
+            acked: BTreeMap::new(),
+            folder: None,
+        }));
+        self.drive_suspend(|_, _| ());
     }
 
     fn suspend_again(&mut self) {
         self.command.tries += 1;
         self.command.stage = Stage::Idle;
         if self.command.tries < TRIES {
-            self.command_later(500);
+            self.command_later(250);
         }
     }
 
@@ -201,13 +253,14 @@ impl World {
     pub fn give_up_command(&mut self, why: &str) {
         self.trace(|| format!("the command gives up: {why}"));
         self.hang_up(self.command.at, self.command.client());
+        self.hang_up_question();
         match std::mem::take(&mut self.command.stage) {
             Stage::Idle => {}
-            Stage::Stopping(_) | Stage::Listing(..) => self.suspend_again(),
             // The folder says that the job may have gone on: nobody goes on from there.
-            Stage::Ending(_) => self.command.unsure = Some(Unsure::Ended),
+            Stage::Suspending(suspending) if suspending.folder.is_some() => self.command.unsure = Some(Unsure::Ended),
+            Stage::Suspending(_) => self.suspend_again(),
             stage @ Stage::Away(_) => self.command.stage = stage,
-            Stage::Resuming(folder, resuming) => self.give_up_resuming(folder, resuming),
+            Stage::Resuming(folder, resuming) => self.give_up_resuming(folder, &resuming),
         }
     }
 
@@ -226,37 +279,217 @@ impl World {
 
     /// The command hears something.
     pub fn command_hears(&mut self, client: u64, reply: Reply) {
-        match (&mut self.command.stage, reply) {
+        let is_main = client == self.command.client();
+        match (&self.command.stage, reply) {
             (_, Reply::Welcome { .. }) => {}
-            (Stage::Stopping(unprinted), Reply::Output { rank, stream: OutputStream::Stdout, offset, data }) => {
-                unprinted.push((rank, offset, data.into_vec()));
-            }
-            (Stage::Stopping(unprinted), Reply::Suspending(suspension)) => {
-                let unprinted = std::mem::take(unprinted);
-                self.command.stage = Stage::Listing(suspension, unprinted, Logs::new());
-                self.list_logs();
-            }
-            (Stage::Listing(..), Reply::Log(node, log)) => self.note_log(client, &node.to_string(), log),
-            (Stage::Ending(_), Reply::Done) => self.handle_suspended(),
-            (Stage::Resuming(..), reply) => self.resuming_hears(reply),
-            (_, Reply::Error(text)) => self.give_up_command(&text),
+            (Stage::Suspending(_), reply) if is_main => self.drive_suspend(|decides, now| decides.handle_reply(now, reply)),
+            (Stage::Suspending(_), reply) if self.command.question() == Some(client) => self.question_hears(reply),
+            (Stage::Resuming(..), reply) if is_main => self.drive_resume(|decides| decides.handle_reply(reply)),
             _ => {}
         }
     }
 
+    /// Something happens to a suspension; what is to be done then is done.
+    fn drive_suspend(&mut self, input: impl FnOnce(&mut Suspend<String>, Duration)) {
+        let now = self.now;
+        if let Some(suspending) = self.command.suspending() {
+            input(&mut suspending.decides, now);
+        }
+        while let Some(action) = self.command.suspending().and_then(|suspending| suspending.decides.poll_action()) {
+            self.carry_out_suspend(action);
+        }
+        let number = self.command.number;
+        if let Some(suspending) = self.command.suspending()
+            && let Some(due) = suspending.decides.poll_timeout().filter(|due| suspending.timer != Some(*due))
+        {
+            suspending.timer = Some(due);
+            self.schedule(due, Event::Command(number, Due::Timer));
+        }
+    }
+
+    fn carry_out_suspend(&mut self, action: Action<String>) {
+        let client = self.command.client();
+        let Some(suspending) = self.command.suspending() else { return };
+        let job = suspending.job.clone();
+        match action {
+            Action::Checkpoint(job) => self.ask_question(Question::Checkpoints(Vec::new()), Request::Checkpoint { job }),
+            Action::Ask(request @ Request::EndSuspended) => self.command_says(client, request),
+            Action::Ask(request) => self.command_asks(client, request),
+            Action::Stopped(_) => self.trace(|| "all ranks are stopped".to_owned()),
+            Action::List(rank) => self.ask_question(Question::List, Request::Log { job, rank }),
+            Action::Begin(_) => self.begin_files(),
+            Action::Read(rank, part, span) => self.read_held(rank, Reading { part, span, bytes: Vec::new(), is_copy: false }),
+            Action::Copy(rank, part, span) => self.read_held(rank, Reading { part, span, bytes: Vec::new(), is_copy: true }),
+            Action::Create(rank, file) => {
+                suspending.file = Some((rank, file));
+                suspending.files.insert((rank, file), Vec::new());
+                suspending.decides.handle_done();
+            }
+            Action::Append(bytes) => {
+                let is_alone = self.breaks.alone;
+                self.append(if is_alone { Vec::new() } else { bytes });
+            }
+            Action::Close => suspending.decides.handle_done(),
+            Action::Finish(saved) => self.finish_folder(*saved),
+            // It is taken for one with a mark from its list on, for a command that is lost leaves none.
+            Action::Mark => {}
+            Action::Over(Over::Suspended) => self.handle_suspended(),
+            Action::Over(Over::GoesOn(failure) | Over::Unsure(failure)) => {
+                self.check_failure(&failure);
+                self.give_up_command(&failure.to_string());
+            }
+        }
+    }
+
+    /// Logs that do not change lack nothing.
+    fn check_failure(&self, failure: &Failure<String>) {
+        let is_held = !matches!(failure, Failure::Undone(why) if why.contains(NOT_HELD));
+        assert!(is_held, "G6: {failure}");
+        let is_whole = !matches!(failure, Failure::NotWhole(_)) || !self.checks.counts() || self.is_excused();
+        assert!(is_whole, "G1: what is suspended is not whole: {failure}");
+    }
+
+    fn hang_up_question(&mut self) {
+        if let Some(client) = self.command.question() {
+            self.hang_up(self.command.at, client);
+        }
+        self.command.suspending().into_iter().for_each(|suspending| suspending.question = None);
+    }
+
+    fn ask_question(&mut self, question: Question, request: Request) {
+        self.hang_up_question();
+        let Some(suspending) = self.command.suspending() else { return };
+        suspending.questions += 1;
+        suspending.question = Some(question);
+        if let Some(client) = self.command.question() {
+            self.command_asks(client, request);
+        }
+    }
+
+    fn read_held(&mut self, rank: Rank, reading: Reading) {
+        let Some(suspending) = self.command.suspending() else { return };
+        if reading.span.start == reading.span.end {
+            return self.handle_read(reading);
+        }
+        match &mut suspending.question {
+            Some(Question::Read(open, wants)) if *open == rank => {
+                let request = wants.insert(reading).request();
+                self.ask_further(request);
+            }
+            _ => {
+                let job = suspending.job.clone();
+                self.ask_question(Question::Read(rank, Some(reading)), Request::Log { job, rank });
+            }
+        }
+    }
+
+    fn ask_further(&mut self, request: Request) {
+        if let Some(client) = self.command.question() {
+            self.command_says(client, request);
+        }
+    }
+
+    /// An answer to the last question.
+    fn question_hears(&mut self, reply: Reply) {
+        let Some(suspending) = self.command.suspending() else { return };
+        match (&mut suspending.question, reply) {
+            (Some(Question::Checkpoints(all)), Reply::Checkpoints(some)) => all.extend(some),
+            (Some(Question::Checkpoints(all)), Reply::Done) => {
+                let all = std::mem::take(all);
+                self.drive_suspend(|decides, now| decides.handle_checkpoints(now, &all));
+            }
+            (Some(Question::List), Reply::Log(node, log)) => {
+                self.trace(|| format!("the log of {} on {node}: {}", log.process.rank, told(&log)));
+                self.drive_suspend(|decides, now| decides.handle_log(now, log));
+            }
+            (Some(Question::Read(_, Some(reading))), Reply::Log(..)) => {
+                let request = reading.request();
+                self.ask_further(request);
+            }
+            (Some(Question::Read(_, wants)), Reply::LogBytes(bytes)) => {
+                let Some(mut reading) = wants.take() else { return };
+                let (length, is_end) = ((reading.span.end - reading.span.start) as usize, bytes.is_empty());
+                reading.bytes.extend_from_slice(&bytes);
+                if reading.bytes.len() < length && !is_end {
+                    let request = wants.insert(reading).request();
+                    return self.ask_further(request);
+                }
+                if is_end {
+                    let why = format!("{:?} {NOT_HELD} up to {}", reading.part, reading.span.end);
+                    return self.drive_suspend(|decides, _| decides.handle_failed(why));
+                }
+                reading.bytes.truncate(length);
+                self.handle_read(reading);
+                self.drive_suspend(|_, _| ());
+            }
+            (_, reply) => {
+                suspending.question = None;
+                let why = if let Reply::Error(text) = reply { text } else { format!("unexpected: {reply:?}") };
+                self.drive_suspend(|decides, _| decides.handle_failed(why));
+            }
+        }
+    }
+
+    fn handle_read(&mut self, reading: Reading) {
+        if reading.is_copy {
+            return self.append(reading.bytes);
+        }
+        self.command.suspending().into_iter().for_each(|suspending| suspending.decides.handle_read(reading.bytes.clone()));
+    }
+
+    fn append(&mut self, bytes: Vec<u8>) {
+        let Some(suspending) = self.command.suspending() else { return };
+        let file = suspending.file.and_then(|file| suspending.files.get_mut(&file));
+        file.expect("a file is open").extend(bytes);
+        suspending.decides.handle_done();
+    }
+
+    /// The logs are listed: if they have not changed when they are listed again, they are those of this moment.
+    fn begin_files(&mut self) {
+        let Some(job) = self.terminal.job() else { return };
+        let ranks = (0..self.plan.ranks).map(Rank);
+        let acked = ranks.map(|rank| (rank, self.checks.stable(ProcessId { job, rank }))).collect();
+        let Some(suspending) = self.command.suspending() else { return };
+        suspending.files.clear();
+        suspending.acked = acked;
+    }
+
+    fn finish_folder(&mut self, saved: Saved) {
+        let Some(suspending) = self.command.suspending() else { return };
+        let (files, acked) = (std::mem::take(&mut suspending.files), std::mem::take(&mut suspending.acked));
+        let Saved { suspension, unprinted, ranks } = saved;
+        let length = |rank, file| files[&(rank, file)].len() as u64;
+        let of_rank = |(rank, mut log): (Rank, SavedLog)| {
+            log.journal.end = log.journal.start + length(rank, File::Journal);
+            log.with_files(|file| SavedFile { name: String::new(), bytes: length(rank, file), code: [0; MAC] })
+        };
+        let ranks: Vec<_> = (0..).map(Rank).zip(ranks).map(of_rank).collect();
+        let ends: BTreeMap<Rank, u64> = (0..).map(Rank).zip(&ranks).map(|(rank, saved)| (rank, saved.journal.end)).collect();
+        self.check_suspended(suspension.job, &ends);
+        for (rank, end) in ends.iter().filter(|_| self.checks.counts()) {
+            let acked = acked[rank];
+            assert!(acked <= *end, "G1: rank {rank} was acknowledged {acked}, and its suspended journal ends at {end}");
+        }
+        self.trace(|| format!("the job is written down, its journals up to {ends:?}"));
+        self.hang_up_question();
+        let Some(suspending) = self.command.suspending() else { return };
+        suspending.folder = Some(Folder { manifest: Manifest { suspension, unprinted, ranks }, files });
+        suspending.decides.handle_done();
+    }
+
     /// The command, or the terminal, hears that the job is suspended.
     pub fn handle_suspended(&mut self) {
-        let Stage::Ending(folder) = std::mem::take(&mut self.command.stage) else { return };
+        let Some(folder) = self.command.suspending().and_then(|suspending| suspending.folder.take()) else { return };
         self.trace(|| "the job is suspended".to_owned());
         self.counts.suspensions += 1;
-        for (rank, saved) in (0..).map(Rank).zip(&folder.ranks) {
-            let process = ProcessId { job: folder.suspension.job, rank };
+        for (rank, saved) in (0..).map(Rank).zip(&folder.manifest.ranks) {
+            let (process, end) = (ProcessId { job: folder.manifest.suspension.job, rank }, saved.journal.end);
             let units = |of: &HeldStream| of.bytes.end + u64::from(of.ended == Some(of.bytes.end));
-            let open = saved.streams.iter().filter(|(of, _)| !of.closed);
-            let held: Vec<_> = open.map(|(of, _)| (of.stream, units(of), of.ended)).collect();
-            self.checks.handle_suspended(process, saved.journal.0.end);
-            self.checks.undo(process, saved.journal.0.end, &held);
-            self.pasts.undo(process, saved.journal.0.end);
+            let open = saved.streams.iter().filter(|of| !of.closed);
+            let held: Vec<_> = open.map(|of| (of.stream, units(of), of.ended)).collect();
+            self.checks.handle_suspended(process, end);
+            self.checks.undo(process, end, &held);
+            self.pasts.undo(process, end);
         }
         self.command.stage = Stage::Away(folder);
         self.leave_terminal();
@@ -277,112 +510,6 @@ impl World {
             self.lose_terminal(self.terminal.at());
         }
         false
-    }
-
-    fn list_logs(&mut self) {
-        let Stage::Listing(suspension, ..) = &self.command.stage else { return };
-        let (job, ranks) = (suspension.job.to_string(), suspension.ward.spec.ranks);
-        for rank in 0..ranks {
-            let client = self.command.client() + LOGS + u64::from(rank);
-            self.command_asks(client, Request::Log { job: job.clone(), rank: Rank(rank) });
-        }
-    }
-
-    fn note_log(&mut self, client: u64, node: &str, log: HeldLog) {
-        let Some(at) = (0..self.machines.len()).find(|at| name(*at).to_string() == *node) else { return };
-        let Stage::Listing(suspension, _, logs) = &mut self.command.stage else { return };
-        let rank = Rank((client % COMMAND - LOGS) as u32);
-        let text = format!("the log of {rank} on n{}: {}", at + 1, told(&log));
-        logs.insert(rank, (at, log));
-        let is_complete = logs.len() == suspension.ward.spec.ranks as usize;
-        self.trace(|| text);
-        if !is_complete {
-            return;
-        }
-        match self.read_logs() {
-            Ok(Some(ranks)) => self.end_suspended(ranks),
-            Ok(None) => self.give_up_command("what the protectors hold has changed"),
-            Err(error) => {
-                assert!(!self.checks.counts() || self.is_excused(), "G1: what is suspended is not whole: {error}");
-                self.give_up_command(&error.to_string());
-            }
-        }
-    }
-
-    /// All that the logs hold at one moment, each journal with what the other logs keep of it. None: they have changed since they were listed.
-    fn read_logs(&self) -> Result<Option<Vec<SavedRank>>, NotWhole> {
-        let Stage::Listing(suspension, _, logs) = &self.command.stage else { return Ok(None) };
-        let process = |rank: &Rank| ProcessId { job: suspension.job, rank: *rank };
-        let same = |(rank, (at, log)): (&Rank, &(usize, HeldLog))| {
-            let is_up = self.machines[*at].power && self.machines[*at].node.is_some();
-            is_up
-                && log.current
-                && log.incarnation.epoch == suspension.ward.epoch
-                && self.machines[*at].logs.server.store().list(process(rank)).as_ref() == Some(log)
-        };
-        if !logs.iter().all(same) || HeldLog::of_two_lines(logs.values().map(|(_, log)| log)).is_some() {
-            return Ok(None);
-        }
-        let read = |rank: &Rank, part, Span { start, end }: Span| {
-            self.read_part(logs[rank].0, process(rank), part, start, (end - start) as usize)
-        };
-        let sets: Vec<_> = logs.iter().map(|(rank, (_, log))| (*rank, read(rank, LogPart::Causes, log.causes))).collect();
-        let mut elsewhere = Elsewhere::default();
-        for (rank, set) in &sets {
-            elsewhere.add(*rank, set, &logs[rank].1.forgotten).expect("a store holds whole causes");
-        }
-        let mut ranks = Vec::new();
-        for (rank, (_, log)) in logs {
-            let committed = log.images.iter().filter(|image| image.state == ImageState::Committed).cloned();
-            let images: Vec<_> = committed
-                .map(|of| (of.clone(), read(rank, LogPart::Image(of.image), Span { start: 0, end: of.bytes })))
-                .collect();
-            let Some((HeldImage { cut, .. }, _)) = images.last() else { return Ok(None) };
-            let mut journal = Span { start: *cut, end: log.journal.end };
-            let mut bytes = read(rank, LogPart::Journal, journal);
-            let own =
-                |from: u64, length: usize| Ok(read(rank, LogPart::Journal, Span { start: from, end: from + length as u64 }));
-            if !self.breaks.alone {
-                bytes.extend(elsewhere.rest::<NotWhole>(*rank, journal, own)?);
-            }
-            journal.end = *cut + bytes.len() as u64;
-            let open = log
-                .streams
-                .iter()
-                .map(|of| (of.clone(), if of.closed { Vec::new() } else { read(rank, LogPart::Stream(of.stream), of.bytes) }));
-            let streams = open.collect();
-            ranks.push(SavedRank { incarnation: log.incarnation, images, journal: (journal, bytes), streams });
-        }
-        Ok(Some(ranks))
-    }
-
-    /// Bytes of what a store holds.
-    fn read_part(&self, at: usize, process: ProcessId, part: LogPart, position: u64, length: usize) -> Vec<u8> {
-        let (logs, mut bytes) = (&self.machines[at].logs, Vec::new());
-        while bytes.len() < length {
-            let from = position + bytes.len() as u64;
-            let more = match logs.server.store().find(process, part, from, length - bytes.len()) {
-                Some(Place::Memory(piece)) => piece,
-                Some(Place::File(file, count)) => logs.files[&file][from as usize..from as usize + count].to_vec(),
-                None => Vec::new(),
-            };
-            assert!(!more.is_empty(), "G6: {part:?} of {process} is not held at {from}");
-            bytes.extend(more);
-        }
-        bytes
-    }
-
-    fn end_suspended(&mut self, ranks: Vec<SavedRank>) {
-        let Stage::Listing(suspension, unprinted, _) = std::mem::take(&mut self.command.stage) else { return };
-        let ends: BTreeMap<Rank, u64> = (0..).map(Rank).zip(&ranks).map(|(rank, saved)| (rank, saved.journal.0.end)).collect();
-        self.check_suspended(suspension.job, &ends);
-        for (rank, end) in ends.iter().filter(|_| self.checks.counts()) {
-            let acked = self.checks.stable(ProcessId { job: suspension.job, rank: *rank });
-            assert!(acked <= *end, "G1: rank {rank} was acknowledged {acked}, and its suspended journal ends at {end}");
-        }
-        self.trace(|| format!("the job is written down, its journals up to {ends:?}"));
-        self.command.stage = Stage::Ending(Folder { suspension, unprinted, ranks });
-        self.command_says(self.command.client(), Request::EndSuspended);
     }
 
     /// It is decided how the job ends, by its ranks' own ends or by a loss or a crash that nothing makes good: a rank that is on its way back finds the others gone, and nothing of it

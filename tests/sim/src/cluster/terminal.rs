@@ -216,7 +216,7 @@ impl World {
     pub fn plan_suspension(&mut self) {
         if let Some(left) = self.suspensions.checked_sub(1) {
             self.suspensions = left;
-            self.command_later(1_200);
+            self.command_later(800);
         }
     }
 

@@ -213,7 +213,7 @@ impl World {
             Event::Reply(at, client, reply) if self.is_for_command(at, client) => self.command_hears(client, *reply),
             Event::Reply(..) => {}
             Event::Attach => self.attach(),
-            Event::Command(number, is_late) => self.command_due(number, is_late),
+            Event::Command(number, due) => self.command_due(number, due),
             Event::Fault(fault) => self.cause(fault),
         }
     }
