@@ -12,7 +12,8 @@ use radic_wire::log::{ImageRange, LogPart};
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, View};
 use radic_wire::peer::{
-    FromHost, Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, RestartOrder, SessionId, ToHome, ToHost, ToStore, Welcome,
+    FromHost, Gift, Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, Query, RestartOrder, SessionId, ToHome, ToHost, ToStore,
+    Welcome,
 };
 use radic_wire::process::{self, FromNode, Protection, ToNode};
 use radic_wire::replay::{self, FromReplayer, ToReplayer};
@@ -83,6 +84,10 @@ fn heard(message: &PeerMessage) {
         PeerMessage::ToHome(_, ToHome::Start { spec, placement, .. }) => placed(placement, spec.ranks),
         PeerMessage::ToHost(_, ToHost::Launch { spec, placement, .. }) => placed(placement, spec.ranks),
         PeerMessage::Restart(order) => placed(&order.ward.placement, order.ward.spec.ranks),
+        PeerMessage::Query(_, Query::Given(gift)) if gift.is_whole() => {
+            let ranks: usize = gift.by_protector().values().map(Vec::len).sum();
+            assert_eq!(ranks, gift.ward.spec.ranks as usize, "each rank has one protector");
+        }
         PeerMessage::OfLife(_, code) => _ = codec::decode::<PeerMessage>(code, limits::PEER_FRAME),
         _ => {}
     }
@@ -198,6 +203,12 @@ fn jobs(inputs: &mut Inputs) {
     let code = codec::encode(&restart, limits::PEER_FRAME).expect("it is short");
     data(inputs, "of-a-life", PeerMessage::OfLife(1 << 32 | 7, ByteBuf::from(code)));
     data(inputs, "restart", restart);
+    let ranks = vec![Rank(0), Rank(1)];
+    data(inputs, "lost", PeerMessage::Query(7, Query::Lost { job: job(), epoch: Epoch::FIRST, ranks, view: 3 }));
+    let ward = ward();
+    let protectors = ward.placement.nodes.clone();
+    let ranks = vec![(Incarnation::restarted(2), address(1).ip()); ward.spec.ranks as usize];
+    data(inputs, "given", PeerMessage::Query(8, Query::Given(Box::new(Gift { job: job(), ward, protectors, ranks }))));
 }
 
 fn resumption() -> Resumption {

@@ -23,7 +23,7 @@ use crate::membership::{Member, MembershipMessage};
 use crate::process::{Room, StreamEnd};
 use crate::suspension::{Resumption, Suspension};
 
-pub use questions::{Answer, Deaths, Flow, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Revival};
+pub use questions::{Answer, Deaths, Flow, Gift, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Revival};
 pub use standing::{Left, MpiPhase, Standing, Stood};
 
 /// What a connection is for.

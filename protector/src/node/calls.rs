@@ -29,6 +29,7 @@ impl Purpose {
             | Purpose::Traffic(client)
             | Purpose::Away(client, ..)
             | Purpose::Revive(client, ..)
+            | Purpose::Given(client)
             | Purpose::Log(client, _)
             | Purpose::ReadLog(client)
             | Purpose::Fault(client, ..)
@@ -47,7 +48,7 @@ impl Purpose {
             | Purpose::Causes(..)
             | Purpose::Line(..)
             | Purpose::Deaths(..)
-            | Purpose::Lost(_) => None,
+            | Purpose::Lost(..) => None,
         }
     }
 }
@@ -69,6 +70,10 @@ pub(super) struct Gather {
 impl Gather {
     pub(super) fn is_for_causes(&self, job: JobId, epoch: Epoch) -> bool {
         matches!(self.purpose, Purpose::Causes(process, of) if process.job == job && of.epoch == epoch)
+    }
+
+    pub(super) fn is_for_lost(&self, job: JobId) -> bool {
+        matches!(self.purpose, Purpose::Lost(of, _) if of == job)
     }
 
     pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
@@ -156,12 +161,13 @@ impl Node {
             Purpose::Where { observer, process, ask, other } => {
                 self.finish_where((observer, process, ask), other, answers.values());
             }
-            Purpose::Lost(process) => {
-                let known = answers.values().any(|answer| matches!(answer, Answer::Where { place: Some(_), .. }));
-                self.finish_lost(now, process, known, !waiting.is_empty());
+            Purpose::Lost(job, ranks) => {
+                let known = answers.values().flat_map(|answer| if let Answer::Lost(known) = answer { &known[..] } else { &[] });
+                let unknown = ranks.into_iter().filter(|rank| !known.clone().any(|known| known == rank)).collect();
+                self.finish_lost(now, job, unknown, lost || !waiting.is_empty());
             }
             Purpose::Knows(client, job) => {
-                self.finish_knows(now, client, job, answers.values(), !waiting.is_empty());
+                self.finish_knows(now, client, job, answers.values(), lost || !waiting.is_empty());
             }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };
@@ -205,6 +211,7 @@ impl Node {
             Purpose::Revive(client, suspension, resumption) => {
                 self.finish_revive(client, (suspension, resumption), answers, &waiting);
             }
+            Purpose::Given(client) => self.finish_given(client, answers, &waiting),
             Purpose::Log(client, process) => self.finish_log(client, process, answers),
             Purpose::ReadLog(client) => self.finish_read(client, answers),
             Purpose::Fault(client, node, fault) => self.finish_fault(now, client, &node, fault, answers),

@@ -23,6 +23,8 @@ pub(super) enum Client {
     Suspending { job: JobId, home: NodeId },
     /// The command gives the logs and images of a suspended job to the protectors, one for each node of the placement.
     Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
+    /// The command has given all of them, and the protectors are told which they have.
+    Beginning { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
     /// The command waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
     /// The command follows events: how far it has those of each node, and the new ones that came before the past ones were

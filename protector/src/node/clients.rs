@@ -25,7 +25,7 @@ use super::numbers::ClientId;
 use super::phase::Phase;
 use super::placement::place;
 use super::purpose::Purpose;
-use super::suspension::not_away;
+use super::suspension::{gift, not_away};
 use super::{Node, Output, Stop, checkpoints};
 use crate::membership::ring::watcher_of;
 
@@ -73,9 +73,13 @@ impl Node {
                 let (job, home, session) = (*job, home.clone(), self.session(client));
                 self.send(&home, PeerMessage::ToHome(job, ToHome::EndSuspended(session)));
             }
-            Client::Resuming { .. } => self.begin_resumed(client, request),
+            Client::Resuming { .. } => self.begin_resumed(now, client, request),
             Client::Suspending { .. } => {}
-            Client::Gathering | Client::Killing { .. } | Client::Following { .. } | Client::Finished => {}
+            Client::Beginning { .. }
+            | Client::Gathering
+            | Client::Killing { .. }
+            | Client::Following { .. }
+            | Client::Finished => {}
         }
     }
 
@@ -141,7 +145,9 @@ impl Node {
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
             // The job was not begun: what the protectors were given is of no use. Another command may be about to begin a later life.
-            Some(Client::Resuming { suspension, .. }) if self.is_newest_life(suspension.job, suspension.ward.spec.life) => {
+            Some(Client::Resuming { suspension, .. } | Client::Beginning { suspension, .. })
+                if self.is_newest_life(suspension.job, suspension.ward.spec.life) =>
+            {
                 self.tell_all_removed(suspension.job);
             }
             _ => {}
@@ -181,7 +187,7 @@ impl Node {
         if let Err(error) = suspension.ward.spec.validate() {
             return self.fail(client, error.to_string());
         }
-        let query = Query::Knows(suspension.job);
+        let query = Query::Knows { job: suspension.job, view: self.view_number() };
         self.gather_for(now, client, Purpose::Away(client, suspension, resumption), &query);
     }
 
@@ -245,18 +251,34 @@ impl Node {
         self.reply(client, Reply::Resuming(logs));
     }
 
-    /// The protectors of a resumed job have everything.
-    fn begin_resumed(&mut self, client: ClientId, request: Request) {
+    /// The log services of a resumed job's protectors have everything. The protectors hear what that is before the home hears
+    /// that the job goes on: a home that is lost when it has told some of them leaves no log of which no node knows.
+    fn begin_resumed(&mut self, now: Duration, client: ClientId, request: Request) {
         if request != Request::BeginResumed {
             return self.fail(client, "that request does not belong there");
         }
         let Some(Client::Resuming { suspension, resumption, protectors }) = self.clients.remove(&client) else { return };
+        let (query, nodes) = (Query::Given(Box::new(gift(&suspension, &resumption, &protectors))), protectors.clone());
+        self.clients.insert(client, Client::Beginning { suspension, resumption, protectors });
+        self.gather_from(now, Purpose::Given(client), &query, nodes, LOG);
+    }
+
+    /// The protectors of a resumed job know what they were given.
+    pub(super) fn finish_given(&mut self, client: ClientId, answers: BTreeMap<NodeId, Answer>, silent: &BTreeSet<NodeId>) {
+        let Some(Client::Beginning { suspension, resumption, protectors }) = self.clients.remove(&client) else { return };
         let (job, placement, session) = (suspension.job, suspension.ward.placement.clone(), self.session(client));
         let home = placement.home().clone();
         // Of a home that is lost already nothing would ever be heard.
-        if let Some(lost) = placement.nodes.iter().chain(&protectors).find(|node| !self.is_member(node)) {
-            let why = format!("{} was lost meanwhile; it can be resumed again", lost.name);
-            self.tell_all_removed(job);
+        let lost = placement.nodes.iter().chain(&protectors).find(|node| !self.is_member(node));
+        let lost = lost.map(|lost| format!("{} was lost meanwhile; it can be resumed again", lost.name));
+        let silent = || silent.first().map(|node| format!("{} does not answer; it can be resumed again", node.name));
+        let refused =
+            || answers.into_values().find_map(|answer| if let Answer::Given(Err(why)) = answer { Some(why) } else { None });
+        if let Some(why) = lost.or_else(silent).or_else(refused) {
+            // Another command may be about to begin a later life.
+            if self.is_newest_life(job, suspension.ward.spec.life) {
+                self.tell_all_removed(job);
+            }
             self.clients.insert(client, Client::Idle);
             return self.fail(client, why);
         }

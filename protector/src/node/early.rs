@@ -1,5 +1,6 @@
-//! Messages that came before the view that makes their sender a member. A decision goes down a tree, so a node that has just
-//! joined may speak to a node that has not heard of it yet. The link has acknowledged the message, so it would not be sent again.
+//! Messages that came before the view that makes their sender a member, and questions that are to be answered in a view that is
+//! not here yet. A decision goes down a tree, so a node that has just joined, or that has heard of a death, may speak to a node
+//! that has not heard of it yet. The link has acknowledged the message, so it would not be sent again.
 
 use radic_wire::ids::NodeId;
 use radic_wire::peer::PeerMessage;
@@ -27,8 +28,11 @@ impl Early {
         if self.held.len() >= MESSAGES || self.bytes + size > BYTES {
             let told = std::mem::replace(&mut self.overflowed, true);
             let (count, bytes) = (self.held.len(), self.bytes);
-            let text =
-                || format!("messages of {from}, no member yet, are dropped: {count} with {bytes} bytes wait for a view already");
+            let text = || {
+                format!(
+                    "messages of {from}, which knows a later view, are dropped: {count} with {bytes} bytes wait for it already"
+                )
+            };
             return Err((!told).then(text));
         }
         self.bytes += size;

@@ -6,14 +6,17 @@
 //!
 //! Before a life begins, a command gives the log services what they are to have of it. If the command dies, its node tells all to
 //! discard what it gave. If that node dies too, each node discards it, unless the home has said that the job goes on.
+//!
+//! When all is given, the protectors hear of which ranks they have the logs ([`Query::Given`]), and after that the home hears
+//! that the job goes on. So where a home is lost before it has told all protectors, the next one finds each log.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use radic_wire::codec;
-use radic_wire::ids::{Incarnation, JobId, NodeId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId};
 use radic_wire::limits;
-use radic_wire::peer::{PeerMessage, Query, Revival, ToHome};
+use radic_wire::peer::{Gift, PeerMessage, Query, Revival, ToHome};
 use serde_bytes::ByteBuf;
 
 use super::stores::StoreOrder;
@@ -30,8 +33,9 @@ const DRAWN: u32 = 32;
 enum Giver {
     /// No command, as far as is known here: the job has gone on, or is over.
     Nobody,
-    /// A command of this node. Of each rank it speaks as this incarnation.
-    Node(NodeId, Vec<Incarnation>),
+    /// A command of this node. Of each rank it speaks as this incarnation. Before the home hears that the job goes on, the node
+    /// says what was given here.
+    Node(NodeId, Vec<Incarnation>, Option<Box<Gift>>),
     /// That node was lost, and what was given is forgotten.
     Lost,
 }
@@ -89,7 +93,35 @@ impl Node {
     /// A command of this node gives to log services what they are to have of the life that begins.
     pub(super) fn await_giver(&mut self, node: &NodeId, revival: &Revival) {
         if let Some(giver) = self.lives.giver(revival.job) {
-            *giver = Giver::Node(node.clone(), revival.incarnations.clone());
+            *giver = Giver::Node(node.clone(), revival.incarnations.clone(), None);
+        }
+    }
+
+    /// What a command has given to protectors, as its node says. It is kept until the home says that the job goes on, or a home
+    /// misses a rank of which the log is here.
+    pub(super) fn handle_given(&mut self, from: &NodeId, gift: &Gift) -> Result<(), String> {
+        let is_mine = gift.is_whole() && gift.protectors.contains(self.me());
+        match self.lives.giver(gift.job) {
+            Some(Giver::Node(node, _, given)) if node == from && is_mine => {
+                *given = Some(Box::new(gift.clone()));
+                Ok(())
+            }
+            _ => Err(format!("what was given of job {} is not kept; it can be resumed again", gift.job)),
+        }
+    }
+
+    /// What was given here of a job, unless its home has said that it goes on.
+    pub(super) fn gift_of(&mut self, job: JobId) -> Option<&Gift> {
+        match self.lives.giver(job) {
+            Some(Giver::Node(_, _, gift)) => gift.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The job has restarted: what was given for an epoch before this one brings nothing back.
+    pub(super) fn forget_gift_before(&mut self, job: JobId, epoch: Epoch) {
+        if let Some(Giver::Node(_, _, gift)) = self.lives.giver(job) {
+            gift.take_if(|gift| gift.ward.epoch < epoch);
         }
     }
 
@@ -108,7 +140,7 @@ impl Node {
     /// later incarnations than the command.
     pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
         for at in 0..self.lives.0.len() {
-            let Life { job, giver: Giver::Node(node, incarnations), .. } = &self.lives.0[at] else { continue };
+            let Life { job, giver: Giver::Node(node, incarnations, _), .. } = &self.lives.0[at] else { continue };
             if !losses.iter().any(|loss| loss.member.id == *node) {
                 continue;
             }
@@ -169,8 +201,13 @@ fn job_in(message: &PeerMessage) -> Option<JobId> {
         | PeerMessage::NewHome(job)
         | PeerMessage::Query(
             _,
-            Query::Stand(job, _) | Query::Causes { job, .. } | Query::Deaths(job, _) | Query::Line { job, .. },
+            Query::Stand(job, _)
+            | Query::Causes { job, .. }
+            | Query::Deaths(job, _)
+            | Query::Line { job, .. }
+            | Query::Lost { job, .. },
         ) => Some(*job),
+        PeerMessage::Query(_, Query::Given(gift)) => Some(gift.job),
         PeerMessage::Forget { process, .. }
         | PeerMessage::Restarted { process, .. }
         | PeerMessage::Query(_, Query::Release(process) | Query::Hosts(process, _) | Query::ForgetProcess(process)) => {

@@ -499,6 +499,11 @@ impl Node {
         if self.has_departed(from) {
             return;
         }
+        self.hold(now, from, message);
+    }
+
+    /// Keeps a message until the next view.
+    fn hold(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
         if let Err(Some(text)) = self.early.hold(from, message) {
             self.record(now, EventName::Limit, About::node(&from.name), text);
         }
@@ -525,6 +530,10 @@ impl Node {
     }
 
     fn handle_query(&mut self, now: Duration, from: &NodeId, number: u64, query: &Query) {
+        if query.view().is_some_and(|view| view > self.view_number()) {
+            let message = self.with_life(PeerMessage::Query(number, query.clone()));
+            return self.hold(now, from, message);
+        }
         let answer = match query {
             Query::Report => Answer::Report(self.report(now)),
             Query::Events => Answer::Events(self.events.all()),
@@ -538,7 +547,9 @@ impl Node {
                 self.answer_listener(now, from, call)
             }
             Query::Claim { process, address } => self.answer_claim(now, from, *process, *address),
-            Query::Knows(job) => self.answer_knows(*job),
+            Query::Knows { job, .. } => self.answer_knows(*job),
+            Query::Lost { job, epoch, ranks, .. } => self.answer_lost(now, from, *job, *epoch, ranks),
+            Query::Given(gift) => Answer::Given(self.handle_given(from, gift)),
             Query::Where(process) => {
                 let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));
                 Answer::Where { place: self.place_of(*process), ended }

@@ -7,7 +7,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::Ward;
 use radic_wire::limits;
-use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost};
+use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, ToHome, ToHost};
 
 use super::Node;
 use super::events::About;
@@ -69,26 +69,46 @@ impl Node {
         host.max(ward).max(postponed)
     }
 
-    /// The home of a job asks every node about the job's lost ranks. The protector of a rank and the node that brings it back
-    /// know of it.
+    /// The home of a job asks every node about the job's lost ranks. The protector of a rank, the node that brings it back, and a
+    /// node that was given its log when the job was resumed know of it. What was asked before the newest view is void: a node
+    /// that had nothing of a rank then may have its log since, and the node that would have said so is gone.
     pub(super) fn seek_lost(&mut self, now: Duration, job: JobId) {
+        self.gathers.retain(|_, gather| !gather.is_for_lost(job));
         let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.away().collect());
-        for rank in lost {
-            let process = ProcessId { job, rank };
-            self.gather(now, Purpose::Lost(process), &Query::Where(process));
-        }
+        self.ask_for_lost(now, job, lost);
     }
 
-    /// The answers about a lost rank. If no node knows of it, its protector was lost with it, and only a restart from the
-    /// beginning is left (docs/guarantees.md says what survives what).
-    pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
-        let ProcessId { job, rank } = process;
-        if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
-            return;
-        }
+    fn ask_for_lost(&mut self, now: Duration, job: JobId, ranks: Vec<Rank>) {
+        let Some(epoch) = self.homes.get(&job).map(Home::epoch).filter(|_| !ranks.is_empty()) else { return };
+        let query = Query::Lost { job, epoch, ranks: ranks.clone(), view: self.view_number() };
+        self.gather(now, Purpose::Lost(job, ranks), &query);
+    }
+
+    /// Which of these ranks, which the home of their job misses, this node knows of.
+    pub(super) fn answer_lost(&mut self, now: Duration, home: &NodeId, job: JobId, epoch: Epoch, ranks: &[Rank]) -> Answer {
+        self.go_on_with_gift(now, home, job, epoch, ranks);
+        let is_known = |rank: &Rank| self.place_of(ProcessId { job, rank: *rank }).is_some();
+        Answer::Lost(ranks.iter().copied().filter(is_known).collect())
+    }
+
+    /// No node that was asked and has answered knows of these ranks. `silent`: not all have.
+    pub(super) fn finish_lost(&mut self, now: Duration, job: JobId, mut ranks: Vec<Rank>, silent: bool) {
+        let Some(home) = self.homes.get(&job) else { return };
+        ranks.retain(|rank| home.away().any(|away| away == *rank));
         if silent || self.seeks_lines(job) {
             // The node will answer, or be declared dead.
-            return self.gather(now, Purpose::Lost(process), &Query::Where(process));
+            return self.ask_for_lost(now, job, ranks);
+        }
+        ranks.into_iter().for_each(|rank| self.lose_for_good(now, ProcessId { job, rank }));
+    }
+
+    /// No node knows of a lost rank: its protector was lost with it, and only a restart from the beginning is left
+    /// (docs/guarantees.md says what survives what).
+    fn lose_for_good(&mut self, now: Duration, process: ProcessId) {
+        let ProcessId { job, rank } = process;
+        // Another rank may have restarted the job, or ended it.
+        if !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
+            return;
         }
         if self.homes.get(&job).is_some_and(|home| home.has_ended(rank)) {
             return self.with_home(now, job, |home| home.handle_left_for_good(rank));

@@ -123,14 +123,17 @@ impl Node {
     }
 
     /// This node protects these ranks of a job that is resumed. Each has the incarnation that it had, and the address where it
-    /// was first launched.
+    /// was first launched. Other ranks of the job may be protected here already: they were faster.
     pub(super) fn guard(&mut self, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
-        let started_ms = self.config.wall_us / 1000;
-        let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
-        let protected =
-            |&(rank, incarnation, origin)| (rank, Protected { origin: Some(origin), ..Protected::new(host(rank), incarnation) });
-        let ranks = ranks.iter().map(protected).collect();
-        self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
+        let (started_ms, me) = (self.config.wall_us / 1000, self.me().clone());
+        let wards = Wards::of(&mut self.recovery.wards, job, &ward, started_ms);
+        for (rank, incarnation, origin) in ranks {
+            let host = ward.placement.node_of(*rank).unwrap_or(&me).clone();
+            wards.ranks.insert(*rank, Protected { origin: Some(*origin), ..Protected::new(host, *incarnation) });
+        }
+        if ward.fence >= wards.ward.fence {
+            wards.ward = ward;
+        }
     }
 
     /// The job has restarted: no process of an epoch before `epoch` is brought back.

@@ -111,6 +111,8 @@ pub(super) enum Purpose {
     Away(ClientId, Box<Suspension>, Box<Resumption>),
     /// A suspended job is about to go on.
     Revive(ClientId, Box<Suspension>, Box<Resumption>),
+    /// The protectors of a job that is about to go on are to know which logs the command has given them.
+    Given(ClientId),
     /// What is held of a process.
     Log(ClientId, ProcessId),
     /// Bytes of a log.
@@ -123,8 +125,8 @@ pub(super) enum Purpose {
     Line(JobId, Epoch, LineStep),
     /// Whether a process or a node has died since they have said that.
     Deaths(ProcessId, Incarnation),
-    /// Whether any node knows of a lost rank.
-    Lost(ProcessId),
+    /// A job's home misses these ranks: which of them any node knows of.
+    Lost(JobId, Vec<Rank>),
     /// Whether any node is left that knows of the job of this terminal.
     Knows(ClientId, JobId),
 }

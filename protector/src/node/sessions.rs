@@ -119,9 +119,12 @@ impl Node {
             _ => None,
         };
         let waiting: Vec<_> = self.clients.iter().filter_map(waits).collect();
-        for (client, job) in waiting {
-            self.gather(now, Purpose::Knows(client, job), &Query::Knows(job));
-        }
+        waiting.into_iter().for_each(|(client, job)| self.ask_for_home(now, client, job));
+    }
+
+    fn ask_for_home(&mut self, now: Duration, client: ClientId, job: JobId) {
+        let view = self.view_number();
+        self.gather(now, Purpose::Knows(client, job), &Query::Knows { job, view });
     }
 
     /// The answers about the job of a terminal that waits for a home. A home that was lost just when its job was over may have
@@ -143,7 +146,7 @@ impl Node {
             _ if !waits => {}
             (true, _) => {}
             // They will answer, or be declared dead.
-            (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
+            (false, true) => self.ask_for_home(now, client, job),
             (false, false) if self.want_home(now, client) => {}
             (false, false) => {
                 // A job that was to be resumed, and has not begun: its protectors have logs that are no longer needed.

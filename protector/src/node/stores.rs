@@ -168,24 +168,11 @@ impl Node {
             ToStore::Anew(epoch) => {
                 self.forget_ends(job);
                 self.forget_epochs_before(job, epoch);
+                self.forget_gift_before(job, epoch);
                 self.clients_hear_of_epoch(job, epoch);
             }
             ToStore::Resume { ranks, .. } if self.has_lost_giver(job) => self.refuse_to_resume(now, from, job, &ranks),
-            ToStore::Resume { ranks, ward } => {
-                let replicas = ward.spec.protection.replicas;
-                self.stored.insert(job);
-                self.outputs.push_back(Output::Store(StoreOrder::Configure(job, ward.spec.protection.clone())));
-                let mut hosts: BTreeMap<NodeId, Vec<Rank>> = BTreeMap::new();
-                for (rank, ..) in &ranks {
-                    hosts.entry(ward.placement.node_of(*rank).unwrap_or(from).clone()).or_default().push(*rank);
-                }
-                for (host, ranks) in &hosts {
-                    self.replicate(now, host, job, replicas, ranks);
-                }
-                let hosts = hosts.into_keys();
-                self.handle_resume(now, job, &ranks, *ward);
-                hosts.for_each(|host| self.tell_stand_in(job, &host));
-            }
+            ToStore::Resume { ranks, ward } => self.handle_resume(now, from, job, &ranks, *ward),
             ToStore::LineComplete { epoch, line } => self.handle_line_complete(job, epoch, line),
             ToStore::LinesGivenUp { epoch, after, to } => {
                 self.outputs.push_back(Output::Store(StoreOrder::LinesGivenUp(job, epoch, after, to)));
@@ -252,7 +239,7 @@ impl Node {
     }
 
     /// With two replicas, the next node in the ring holds everything as well, if it is a third one.
-    fn replicate(&mut self, now: Duration, host: &NodeId, job: JobId, replicas: u8, ranks: &[Rank]) {
+    pub(super) fn replicate(&mut self, now: Duration, host: &NodeId, job: JobId, replicas: u8, ranks: &[Rank]) {
         let next = self.view().and_then(|view| watcher_of(view, self.me())).filter(|next| next.id != *host);
         let replica = next.filter(|_| replicas == 2).map(|next| next.log_address());
         if replicas == 2 && replica.is_none() {

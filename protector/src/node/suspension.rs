@@ -13,10 +13,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::Ward;
 use radic_wire::limits;
-use radic_wire::peer::{FromHost, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore};
+use radic_wire::peer::{FromHost, Gift, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::events::About;
@@ -95,11 +95,7 @@ impl Node {
         let nodes: Vec<_> = placement.nodes.iter().map(|node| node.name.as_str()).collect();
         let text = format!("{ranks} ranks of {} go on, on {}", ward.spec.command_line(), nodes.join(", "));
         self.record(now, EventName::JobStart, About::job(job), text);
-        let mut orders: BTreeMap<NodeId, Vec<(Rank, Incarnation, IpAddr)>> = BTreeMap::new();
-        let incarnations = resumption.incarnations.iter().zip(origins);
-        for ((at, (incarnation, origin)), rank) in placement.rank_nodes.iter().zip(incarnations).zip((0..).map(Rank)) {
-            orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *incarnation, *origin));
-        }
+        let orders = gift(suspension, resumption, protectors).by_protector();
         let by_rank = orders.iter().flat_map(|(node, ranks)| ranks.iter().map(|(rank, ..)| (*rank, node.clone()))).collect();
         self.add_home(job, Home::resume(now, self.seat(), suspension, by_rank, session));
         self.with_home(now, job, |_| ());
@@ -120,13 +116,53 @@ impl Node {
     }
 
     /// This node has the logs and images of these ranks of a resumed job, and brings them back.
-    pub(super) fn handle_resume(&mut self, now: Duration, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
+    pub(super) fn handle_resume(
+        &mut self,
+        now: Duration,
+        home: &NodeId,
+        job: JobId,
+        ranks: &[(Rank, Incarnation, IpAddr)],
+        mut ward: Ward,
+    ) {
+        if self.protects_later_epoch(job, ward.epoch) {
+            return;
+        }
+        self.update(&mut ward);
+        let replicas = ward.spec.protection.replicas;
+        self.stored.insert(job);
+        self.outputs.push_back(Output::Store(StoreOrder::Configure(job, ward.spec.protection.clone())));
+        let mut hosts: BTreeMap<NodeId, Vec<Rank>> = BTreeMap::new();
+        for (rank, ..) in ranks {
+            hosts.entry(ward.placement.node_of(*rank).unwrap_or(home).clone()).or_default().push(*rank);
+        }
+        for (host, ranks) in &hosts {
+            self.replicate(now, host, job, replicas, ranks);
+        }
         self.forget_giver(job);
         self.guard(job, ranks, ward);
         for (rank, ..) in ranks {
             self.recover(now, ProcessId { job, rank: *rank });
         }
+        hosts.into_keys().for_each(|host| self.tell_stand_in(job, &host));
     }
+
+    /// A home misses ranks of a job that was resumed. If a command has given logs of some of them here, and the home that was to
+    /// say that the job goes on was lost before, this node brings back all ranks of which it was given the logs. No other node
+    /// has a later log of one: none was brought back. What was given for an epoch that is over brings nothing back.
+    pub(super) fn go_on_with_gift(&mut self, now: Duration, home: &NodeId, job: JobId, epoch: Epoch, missed: &[Rank]) {
+        let me = self.me().clone();
+        let Some(gift) = self.gift_of(job).filter(|gift| gift.ward.epoch == epoch) else { return };
+        let (ward, given) = (gift.ward.clone(), gift.by_protector().remove(&me).unwrap_or_default());
+        if given.iter().any(|(rank, ..)| missed.contains(rank)) {
+            self.handle_resume(now, home, job, &given, ward);
+        }
+    }
+}
+
+/// What a command has given to the log services of these protectors, one for each node of the placement.
+pub(super) fn gift(suspension: &Suspension, resumption: &Resumption, protectors: &[NodeId]) -> Gift {
+    let ranks = resumption.incarnations.iter().copied().zip(suspension.origins.iter().copied()).collect();
+    Gift { job: suspension.job, ward: suspension.ward.clone(), protectors: protectors.to_vec(), ranks }
 }
 
 /// Why a job cannot be resumed of which this node has something.

@@ -296,13 +296,14 @@ fn show(summary: &Summary, json: bool) {
     }
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
-        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, {} readings of a clock that no thread made any more, \
+        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} suspended, {} ended without a majority, {} met a documented limit, {} readings of a clock that no thread made any more, \
          {} images, {} increments restored, {} links, {} calls left under way, at most {} bytes for a socket of a log server, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,
         counts.went_back,
         counts.job_restarts,
+        counts.suspensions,
         counts.failed,
         counts.limits,
         counts.missed_readings,

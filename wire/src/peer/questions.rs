@@ -1,6 +1,7 @@
 //! What protectors ask each other, and what they answer.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -10,7 +11,7 @@ use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::fault::Fault;
 use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use crate::job::Outcome;
+use crate::job::{Outcome, Ward};
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Place, Protection, StreamEnd};
 use crate::report::{LogSizes, RankCheckpoint, Report};
@@ -69,6 +70,39 @@ pub struct Revival {
     pub life: u64,
     /// Of each rank, the first incarnation in that life.
     pub incarnations: Vec<Incarnation>,
+}
+
+/// What log services were given of a suspended job that is about to go on, and what brings its ranks back with that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gift {
+    /// The job.
+    pub job: JobId,
+    /// What runs, where, and the key space.
+    pub ward: Ward,
+    /// Of each node of the placement, the node that was given the logs of its ranks.
+    pub protectors: Vec<NodeId>,
+    /// Of each rank, the incarnation as which the command has spoken, and the address of the node where the rank was first launched.
+    pub ranks: Vec<(Incarnation, IpAddr)>,
+}
+
+impl Gift {
+    /// Whether it says of each rank what there is to say.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let Ward { spec, placement, .. } = &self.ward;
+        let counts = [self.ranks.len(), self.protectors.len()] == [spec.ranks as usize, placement.nodes.len()];
+        counts && spec.validate().is_ok() && placement.is_valid(spec.ranks)
+    }
+
+    /// The ranks, by the node that was given their logs. Of a gift that is whole.
+    #[must_use]
+    pub fn by_protector(&self) -> BTreeMap<NodeId, Vec<(Rank, Incarnation, IpAddr)>> {
+        let mut all: BTreeMap<NodeId, Vec<(Rank, Incarnation, IpAddr)>> = BTreeMap::new();
+        for ((at, (incarnation, origin)), rank) in self.ward.placement.rank_nodes.iter().zip(&self.ranks).zip((0..).map(Rank)) {
+            all.entry(self.protectors[*at as usize].clone()).or_default().push((rank, *incarnation, *origin));
+        }
+        all
+    }
 }
 
 /// A question to a protector.
@@ -132,13 +166,31 @@ pub enum Query {
     /// Where is this process?
     Where(ProcessId),
     /// Have you anything of this job, as a part of which you would want another home for it?
-    Knows(JobId),
+    Knows {
+        /// The job.
+        job: JobId,
+        /// The asker's view: it is answered in this one, or a later one.
+        view: u64,
+    },
+    /// From a job's home: of which of these ranks, which are lost, do you know more than I do? What would bring one back, how it has ended.
+    Lost {
+        /// The job.
+        job: JobId,
+        /// The job's epoch: nothing of an earlier one brings a rank back.
+        epoch: Epoch,
+        /// The ranks.
+        ranks: Vec<Rank>,
+        /// The home's view: it is answered in this one, or a later one. An answer that was given without a death does not count with it.
+        view: u64,
+    },
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
     /// You are my stand-in: this is where processes go on, as soon as you have answered.
     Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
     Revive(Box<Revival>),
+    /// A suspended job is about to go on, and you were given logs of its ranks. Its home is told after your answer.
+    Given(Box<Gift>),
     /// Where has this process ended that stream?
     Final {
         /// The stream.
@@ -174,6 +226,14 @@ pub enum Query {
     /// Do you run this process, or bring it back? Its protector is lost. If not, reject restart orders for this incarnation and
     /// earlier ones that may still be under way.
     Hosts(ProcessId, Incarnation),
+}
+
+impl Query {
+    /// The view without which the question is not to be answered.
+    #[must_use]
+    pub fn view(&self) -> Option<u64> {
+        if let Query::Knows { view, .. } | Query::Lost { view, .. } = self { Some(*view) } else { None }
+    }
 }
 
 /// An answer to a [`Query`].
@@ -242,6 +302,10 @@ pub enum Answer {
     },
     /// To `Knows`, of a job that is not known to be over.
     Knows(bool),
+    /// To `Lost`: the ranks of which more is known.
+    Lost(Vec<Rank>),
+    /// To `Given`: if these logs are not kept for the job, why.
+    Given(Result<(), String>),
     /// To `Knows`: how the job has ended.
     Ended(Outcome),
     /// To `Final`: none, if it has not, or is not known here.

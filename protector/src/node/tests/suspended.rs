@@ -1,6 +1,7 @@
 //! Jobs that are suspended, and go on.
 
-use radic_wire::peer::{Adoption, Revival};
+use radic_wire::codec;
+use radic_wire::peer::{Adoption, Gift, Revival};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::*;
@@ -40,6 +41,24 @@ impl Cluster {
         assert!(self.begin_to_resume(node, again, &suspension));
         self.ask(node, again, Request::BeginResumed);
         self.run_until(|c| c.replies(again).iter().any(|reply| matches!(reply, Reply::Attached { .. })));
+    }
+
+    /// Steps until a message to a node is under way, which is lost.
+    fn lose_next(&mut self, node: usize, is_it: impl Fn(&PeerMessage) -> bool) {
+        let is_lost = |input: &Input| match input {
+            Input::Message(_, PeerMessage::OfLife(_, code)) => {
+                codec::decode(code, limits::PEER_FRAME).is_ok_and(|message| is_it(&message))
+            }
+            Input::Message(_, message) => is_it(message),
+            _ => false,
+        };
+        let limit = self.now + Duration::from_secs(5);
+        while let (before, ()) = (self.wire.len(), self.wire.retain(|(_, to, input)| *to != name(node) || !is_lost(input)))
+            && self.wire.len() == before
+        {
+            assert!(self.now < limit, "nothing like that is said");
+            self.step();
+        }
     }
 
     /// The node that protects a rank and knows how it has ended.
@@ -183,6 +202,77 @@ fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
     cluster.run_for(LATENCY * 2);
     assert!(texts(&cluster, 2, EventName::Lost)[0].contains("it can be resumed again"));
     assert!(!cluster.nodes[&name(2)].knows(job));
+}
+
+/// A job goes on, and its home is lost when it has told some protectors so. The next home misses the rank whose protector has not
+/// heard: that one was told before what the command had given it, and brings the rank back.
+#[test]
+fn a_home_is_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(5, 3);
+    let suspension = cluster.suspend_and_end(5, 7, job);
+    assert!(cluster.begin_to_resume(5, 8, &suspension));
+    cluster.ask(5, 8, Request::BeginResumed);
+    cluster.lose_next(3, |message| matches!(message, PeerMessage::ToStore(_, ToStore::Resume { .. })));
+    assert!(!cluster.nodes[&name(3)].knows(job));
+    cluster.run_for(LATENCY * 2);
+    cluster.kill_all(&[1]);
+    let rank = |c: &Cluster, rank: u32| c.restored.iter().filter(|(process, ..)| *process == at(job, rank)).count();
+    cluster.run_until(|c| [0, 1, 2].iter().all(|of| rank(c, *of) > 0));
+    cluster.run_for(LATENCY * 4);
+    assert_eq!(cluster.restored.iter().find(|(process, ..)| *process == at(job, 1)).unwrap().1, Incarnation::restarted(2));
+    assert_eq!(cluster.recorded(EventName::Restart), 0);
+}
+
+/// The node of a protector does not say that it knows what it was given: the job does not go on, and the others forget it.
+#[test]
+fn a_job_does_not_go_on_before_all_protectors_know_what_they_were_given() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let suspension = cluster.suspend_and_end(4, 7, job);
+    assert!(cluster.begin_to_resume(4, 8, &suspension));
+    cluster.ask(4, 8, Request::BeginResumed);
+    cluster.lose_next(3, |message| matches!(message, PeerMessage::Query(_, Query::Given(_))));
+    cluster.orders.clear();
+    cluster.run_until(|c| !matches!(c.replies(8).last(), Some(Reply::Resuming(_))));
+    let told = cluster.replies(8).last();
+    assert!(matches!(told, Some(Reply::Error(why)) if why.contains("does not answer; it can be resumed again")), "{told:?}");
+    cluster.run_for(LATENCY * 2);
+    assert!(cluster.nodes.values().all(|node| !node.knows(job) && node.homes.get(&job).is_none_or(Home::is_over)));
+    assert!((1..=4).all(|node| cluster.orders.contains(&(name(node), StoreOrder::RemoveJob(job)))), "{:?}", cluster.orders);
+}
+
+/// What was given for a job brings its ranks back in the epoch in which the job was suspended only, for a home that misses one of
+/// them.
+#[test]
+fn what_was_given_for_an_epoch_that_is_over_brings_nothing_back() {
+    let mut cluster = Cluster::new(3);
+    let (job, now) = (JobId::from_bits(7), cluster.now);
+    let placement = Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1, 0] };
+    let ward = Ward { epoch: Epoch::FIRST, spec: spec(3), placement, fence: 2, keys: Vec::new() };
+    let incarnations = vec![Incarnation::restarted(1); 3];
+    let ranks = incarnations.iter().map(|incarnation| (*incarnation, [10, 0, 0, 9].into())).collect();
+    let gift = Gift { job, ward, protectors: vec![id(2), id(1)], ranks };
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    assert!(node.handle_given(&id(1), &gift).is_err(), "no command has said that it would give anything");
+    assert_eq!(node.revive(&id(1), &Revival { job, protection: never(), life: 1, incarnations }), Ok(()));
+    assert!(node.handle_given(&id(3), &gift).is_err(), "that is another node's command");
+    assert_eq!(node.handle_given(&id(1), &gift), Ok(()));
+    assert!(!node.knows(job));
+    let missed = [Rank(0), Rank(1)];
+    assert_eq!(node.answer_lost(now, &id(1), job, epoch(1), &missed), Answer::Lost(Vec::new()));
+    let anew = node.with_life(PeerMessage::ToStore(job, ToStore::Anew(epoch(1))));
+    node.hear(now, &id(1), anew);
+    assert_eq!(node.answer_lost(now, &id(1), job, Epoch::FIRST, &missed), Answer::Lost(Vec::new()));
+    assert_eq!(node.handle_given(&id(1), &gift), Ok(()), "the same again, as if the job had not restarted");
+    assert_eq!(node.answer_lost(now, &id(1), job, Epoch::FIRST, &missed[1..]), Answer::Lost(Vec::new()));
+    assert!(!node.knows(job));
+    assert_eq!(node.answer_lost(now, &id(1), job, Epoch::FIRST, &missed), Answer::Lost(vec![Rank(0)]));
+    let wards = &node.recovery.wards[&job];
+    assert_eq!((wards.ward.fence, wards.ranks.keys().copied().collect::<Vec<_>>()), (2, vec![Rank(0), Rank(2)]));
+    assert!(wards.ranks.values().all(|protected| protected.incarnation == Incarnation::restarted(2)));
+    assert_eq!(node.answer_lost(now, &id(1), job, Epoch::FIRST, &missed), Answer::Lost(vec![Rank(0)]));
+    assert!(node.recovery.wards[&job].ranks.values().all(|protected| protected.incarnation == Incarnation::restarted(2)));
 }
 
 /// A node where ranks are to go on is lost while the command gives to log services what they are to have. The command is told, and they forget that.

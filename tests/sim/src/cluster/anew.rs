@@ -19,8 +19,6 @@ const DEATHS: u32 = 4;
 const RESTORES: u32 = 2;
 /// What a home says that finds an epoch ended whose home is lost.
 const BEGUN: &str = "its home was lost while the job restarted";
-/// What is said when no node knows of a rank.
-const UNKNOWN: &str = "every node that had its log with it";
 /// What is said when a rank has been stopped for too long.
 const STOPPED: &str = "is one stopped?";
 
@@ -59,7 +57,6 @@ impl World {
             || trouble.had_no_image
             || trouble.deaths >= DEATHS
             || trouble.restores >= RESTORES && self.plan.stays
-            || text.contains(UNKNOWN) && self.checks.was_never_ordered(process)
             || text.contains(BEGUN) && !self.checks.counts()
             || text.contains(STOPPED) && is_stopped();
         let restorable = self.restorable(at, process);

@@ -178,13 +178,6 @@ impl Checks {
         acked.for_each(|(_, position)| *position = end.min(*position));
     }
 
-    /// Whether nobody has begun to bring a rank of a suspended job back. Known, not mended: if the job's home is lost before the rank's protector
-    /// has heard of the rank, no node knows of it, though
-    /// the command that resumes the job has written its log there; the job restarts from its beginning.
-    pub fn was_never_ordered(&self, process: ProcessId) -> bool {
-        self.suspended.get(&process).is_some_and(|ended| self.voices.get(&process) == Some(ended))
-    }
-
     /// Whether this incarnation is of the job's epoch, and of its life since it was suspended last.
     pub fn is_of_now(&self, process: ProcessId, incarnation: Incarnation) -> bool {
         incarnation.epoch == self.epoch && self.suspended.get(&process).is_none_or(|ended| incarnation > *ended)

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use radic_protector::store::Speaker;
+use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank, Seat};
 use radic_wire::log::FromProtector;
 
@@ -138,6 +139,22 @@ fn nothing_is_violated_where_a_job_is_suspended() {
             plan.replicas = if stays { 1 } else { plan.replicas };
         };
         assert_eq!(violated(Breaks::default(), twice), "none");
+    }
+}
+
+/// The home of a job that goes on is cut off when some protectors have heard so, and another one, whose links are slow, has not.
+/// That one brings its ranks back all the same.
+#[test]
+fn a_home_that_is_lost_when_its_job_has_just_gone_on_costs_nothing() {
+    let ms = std::time::Duration::from_millis;
+    for plan in (1..100).map(Plan::new).filter(|plan| plan.machines - plan.spares > 4).take(10) {
+        for slow in 1..plan.machines - plan.spares {
+            let faults = vec![
+                (When::At(ms(0)), Fault::SlowLinks(slow, ms(20), ms(600_000))),
+                (When::After(EventName::JobStart, 2, ms(5)), Fault::Cut(0, ms(3_000))),
+            ];
+            World::new(Plan { suspensions: 1, replicas: 1, faults, ..plan.clone() }, Breaks::default(), false).run();
+        }
     }
 }
 
@@ -356,7 +373,7 @@ fn what_was_found_by_default_stays_mended() {
         20_025_383, 20_057_043, 20_061_157, 20_084_186, 20_119_864, 20_146_532, 20_156_703, 20_160_033, 20_002_308, 20_204_918,
         20_238_941, 20_277_500, 20_000_306, 20_000_423, 20_000_725, 20_001_137, 20_002_912, 20_008_522, 20_012_627, 10_000_826,
         10_003_243, 1_733, 7_123, 38_133, 310_554, 333_871, 30_021_238, 30_030_131, 30_034_593, 30_044_307, 20_037_765,
-        20_038_549, 10_014_166, 10_014_541,
+        20_038_549, 10_014_166, 10_014_541, 10_020_718,
     ] {
         crate::seeds::run(seed, false);
     }

@@ -241,3 +241,66 @@ fn a_command_is_not_told_that_there_is_no_job_where_no_node_can_know() {
     let unknown = ask(&mut cluster, 2);
     assert!(unknown.contains("know of no job 0123, and have no majority"), "{unknown}");
 }
+
+/// A home is lost that protects a rank of another node. Nothing of that rank is at the next home yet when it asks all nodes, and
+/// the rank's own node does not answer. The next home becomes the rank's protector, and then that node is lost, too. What nodes
+/// have said before does not count any more: the rank comes back.
+#[test]
+fn what_was_said_of_a_lost_rank_before_its_node_was_lost_does_not_count() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable_on(4, &[1, 5, 3]);
+    cluster.deaf = Some(name(5));
+    cluster.kill_all(&[1]);
+    let is_protected = |c: &Cluster| c.nodes[&name(2)].recovery.wards.get(&job).is_some_and(|of| of.ranks.contains_key(&Rank(1)));
+    let until = cluster.now + Duration::from_secs(5);
+    while !is_protected(&cluster) {
+        assert!(cluster.now < until, "{}", cluster.story(job, 3));
+        cluster.step();
+        // The node does not report to its new home, either.
+        let is_home = |input: &Input| matches!(input, Input::Message(_, PeerMessage::NewHome(_)));
+        cluster.wire.retain(|(_, to, input)| *to != name(5) || !is_home(input));
+    }
+    assert!(cluster.nodes[&name(2)].homes.contains_key(&job) && !cluster.unheard.is_empty(), "{}", cluster.story(job, 3));
+    cluster.commit(job, 1, 0);
+    cluster.kill_all(&[5]);
+    cluster.run_until(|c| c.restored.len() == 2);
+    cluster.run_for(SOON);
+    assert!(!cluster.has_restarted(job), "{}", cluster.story(job, 3));
+    cluster.end_well(job, 1);
+}
+
+/// A question about lost ranks comes before the view in which it was asked. It is answered in that view: what would be said
+/// before, without the death, would be taken for what is known with it.
+#[test]
+fn a_question_about_lost_ranks_is_answered_in_the_view_of_the_home() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let number = cluster.nodes[&name(2)].view_number();
+    for (view, asked) in [(number, 71), (number + 1, 72)] {
+        let query = Query::Lost { job, epoch: Epoch::FIRST, ranks: vec![Rank(0), Rank(1), Rank(2)], view };
+        cluster.post(&name(2), Input::Message(id(1), PeerMessage::Query(asked, query)));
+    }
+    let mut said = BTreeMap::new();
+    let mut hear = |cluster: &Cluster| {
+        for (.., input) in &cluster.wire {
+            if let Input::Message(_, PeerMessage::Answer(asked @ (71 | 72), Answer::Lost(known))) = input {
+                said.insert(*asked, known.clone());
+            }
+        }
+        said.clone()
+    };
+    let until = cluster.now + SOON;
+    while cluster.now < until {
+        cluster.step();
+        // Rank 0 is protected here, and rank 1 is here.
+        assert!(hear(&cluster).iter().all(|said| said == (&71, &vec![Rank(0), Rank(1)])));
+    }
+    assert_eq!(hear(&cluster).len(), 1);
+    cluster.kill_all(&[4]);
+    let until = cluster.now + Duration::from_secs(5);
+    while hear(&cluster).len() < 2 {
+        assert!(cluster.now < until, "it is not answered");
+        cluster.step();
+    }
+    assert_eq!(cluster.nodes[&name(2)].view_number(), number + 1);
+}
