@@ -26,7 +26,7 @@ const LOOKED_AT: usize = 64 << 20;
 const READ: usize = 256 << 10;
 
 /// A header and what follows are read together up to this many bytes, by `recv` and a copy, which costs less than `recvmsg` of two
-/// parts: a call that finds nothing by 80 ns (docs/performance.md). What a library of MPI reads at once is shorter, as a rule.
+/// parts: a call that finds nothing by 150 ns (docs/performance.md). What a library of MPI reads at once is shorter, as a rule.
 pub(super) const SHORT: usize = 16 << 10;
 
 fn bad(_: BadFrame) -> Errno {
