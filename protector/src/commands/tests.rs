@@ -3,29 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use radic_wire::ids::{BootId, Epoch, JobId, NodeId};
-use radic_wire::job::{JobSpec, MapBy, OnLoss, Placement, RestartOn, Ward};
-use radic_wire::process::Protection;
+use radic_wire::job::{Placement, Ward};
 use radic_wire::suspension::Suspension;
-use serde_bytes::ByteBuf;
+
+use crate::node::tests::spec;
 
 /// What the home knows of a job of so many ranks.
 pub(super) fn suspension(job: JobId, ranks: u32) -> Suspension {
-    let spec = JobSpec {
-        program: ByteBuf::from("/bin/true"),
-        args: vec![ByteBuf::from("true")],
-        env: vec![],
-        templates: vec![],
-        dir: ByteBuf::from("/"),
-        ranks,
-        nodes: vec![],
-        map_by: MapBy::Node,
-        umask: 0o22,
-        protection: Protection::default(),
-        mtbf_s: 86_400,
-        restart_on: RestartOn::Spare,
-        on_loss: OnLoss::Fail,
-        life: 0,
-    };
+    let spec = spec(ranks);
     let all = ranks as usize;
     let node = NodeId { name: "n1".parse().unwrap(), boot: BootId(1) };
     let placement = Placement { nodes: vec![node], rank_nodes: vec![0; all] };

@@ -52,7 +52,7 @@ mod stdin;
 pub mod stores;
 mod suspension;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wards;
 mod watching;
 mod whereabouts;

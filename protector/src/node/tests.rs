@@ -492,7 +492,7 @@ impl Cluster {
     }
 }
 
-fn spec(ranks: u32) -> JobSpec {
+pub(crate) fn spec(ranks: u32) -> JobSpec {
     let (program, args, dir) = (ByteBuf::from("/bin/x"), vec![ByteBuf::from("x")], ByteBuf::from("/"));
     let templates = vec![("IFACE".to_owned(), "{iface}:{rank}".to_owned())];
     JobSpec {

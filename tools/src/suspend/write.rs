@@ -228,6 +228,7 @@ impl Outside<'_> {
         self.size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
         self.folder.finish(&Manifest { suspension, unprinted, ranks }.encode(self.key)?)
     }
+
     fn end(mut self, over: Over<anyhow::Error>) -> Result<(), Failure> {
         match over {
             Over::Suspended => {
