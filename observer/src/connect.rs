@@ -7,12 +7,14 @@
 //! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
 //!   The backlog of a process that listens may be full. A call that does not wait, or has waited for as long as its program
 //!   wants, is left under way then: the connection is in the table, and [`Links`] greets when it is there.
+//! - *A dead machine.* Where a machine was declared dead no call is made: it may run all the same, and an earlier incarnation of a
+//!   process with it, which would take the call. The call is refused, as it is where no process listens (any more, or yet).
 //! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have
 //!   begun to listen meanwhile. The node of that process has not forgotten the first question, and does not take this caller for
 //!   an unprotected one. If a call to a machine of the cluster is still under way then, it is made again, for [`RETURN`] at most:
 //!   a process may begin to listen there before it arrives.
 //!
-//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is
+//! All are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is
 //! brought back in the midst of a call asks its log again.
 
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ use radic_wire::address::canonical;
 use radic_wire::determinant::{Call, Determinant};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::Greeting;
+use radic_wire::process::Machine;
 #[cfg(doc)]
 use radic_wire::process::ToNode;
 
@@ -116,8 +119,9 @@ pub enum Outcome {
     UnderWay,
     /// The call failed with this `errno`.
     Failed(u32),
-    /// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: programs read the error off the socket.
-    RefusedAgain,
+    /// A call that does not wait is refused, and not made: programs read the error off the socket, which needs to be refused elsewhere. In replay
+    /// a process may listen there by now.
+    Refused,
     /// There is, or may be, a connection that is not protected, and this is the `errno` of the call, or 0. None: in replay; the program's call is made again.
     Unprotected(Option<u32>),
 }
@@ -177,10 +181,10 @@ enum Stage {
     Verifying { own: Own, returned: u64, errno: u32, is_open: bool },
     /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
     Withdrawing,
-    /// The node is to be told what came of it; the program, by `errno`.
-    Reporting { own: Own, made: bool, errno: u32 },
+    /// The node is to be told what came of it.
+    Reporting { own: Own, unprotected: Unprotected },
     /// The node was told.
-    Reported { own: Own, made: bool, errno: u32 },
+    Reported { own: Own, unprotected: Unprotected },
     /// The process is known, an outcome; the log is asked what came of the call.
     Known,
     /// The process is to be called.
@@ -203,6 +207,17 @@ enum Stage {
     Taken,
     /// The call has come to this.
     Over(Outcome),
+}
+
+/// What has come of a call that no protected process takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unprotected {
+    /// There is a connection, or may be one, and the call has this `errno`, or 0.
+    Made(u32),
+    /// The kernel has failed the call with this `errno`.
+    Failed(u32),
+    /// The call was not made: its machine is dead.
+    Withheld,
 }
 
 /// See the module's text.
@@ -299,9 +314,12 @@ impl Connect {
                 }
             },
             Stage::Withdrawing => self.then(Stage::Begun, Step::GiveUp),
-            Stage::Reporting { own, made, errno } => self
-                .then(Stage::Reported { own, made, errno }, Step::Report { from: canonical(own.from), to: canonical(to), made }),
-            Stage::Reported { own, made, errno } => self.record_unprotected(cx, own, made, errno)?,
+            Stage::Reporting { own, unprotected } => {
+                let made = matches!(unprotected, Unprotected::Made(_));
+                let report = Step::Report { from: canonical(own.from), to: canonical(to), made };
+                self.then(Stage::Reported { own, unprotected }, report)
+            }
+            Stage::Reported { own, unprotected } => self.record_unprotected(cx, own, unprotected)?,
             Stage::Known => self.consult_outcome(cx)?.map(Step::Wait),
             Stage::Ready => match gate(cx) {
                 Some(wait) => Some(wait),
@@ -357,7 +375,7 @@ impl Connect {
                 self.enter(Stage::Known)
             }
             Address::Again(_, None) => self.enter(Stage::Over(Outcome::Unprotected(None))),
-            Address::Failed(ECONNREFUSED) if !self.blocking => self.enter(Stage::Over(Outcome::RefusedAgain)),
+            Address::Failed(ECONNREFUSED) if !self.blocking => self.enter(Stage::Over(Outcome::Refused)),
             Address::Failed(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
         })
     }
@@ -401,22 +419,26 @@ impl Connect {
         let in_time = self.since.is_some_and(|since| cx.now < since + RETURN);
         match self.stage {
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
-            Stage::Finding(own) => self.find(cx, own, found.peer)?,
+            Stage::Finding(own) => self.find(cx, own, &found)?,
             Stage::Verifying { own, returned, errno, is_open } => {
                 // Another machine of the cluster that does not answer is cut off: a process may begin to listen there before the
                 // call arrives. On this one a backlog is full.
-                let may_come = is_open && found.in_cluster && in_time && !is_here(own, self.to);
+                let may_come = is_open && found.machine == Machine::Member && in_time && !is_here(own, self.to);
                 let is_same = found.peer.is_none() && !found.later && returned == links.returned();
-                let stays = is_same && !may_come;
-                self.stage = if stays { Stage::Reporting { own, made: true, errno } } else { Stage::Withdrawing };
+                let stays = is_same && !may_come && found.machine != Machine::Dead;
+                let unprotected = Unprotected::Made(errno);
+                self.stage = if stays { Stage::Reporting { own, unprotected } } else { Stage::Withdrawing };
             }
             stage => unreachable!("which process listens was not asked in {stage:?}"),
         }
         Ok(())
     }
 
-    fn find(&mut self, cx: &mut Context<'_>, own: Own, peer: Option<Peer>) -> Result<(), Error> {
-        match (self.target, peer) {
+    fn find(&mut self, cx: &mut Context<'_>, own: Own, found: &Found) -> Result<(), Error> {
+        match (self.target, found.peer) {
+            (None, None) if found.machine == Machine::Dead => {
+                self.stage = Stage::Reporting { own, unprotected: Unprotected::Withheld };
+            }
             (None, None) => self.stage = Stage::Unprotected(own),
             (None, Some(peer)) => {
                 let target = Determinant::Target { fd: self.fd, local: own.local, peer: Some(peer.process) };
@@ -446,7 +468,9 @@ impl Connect {
                 let errno = if self.blocking { 0 } else { EINPROGRESS };
                 self.stage = Stage::Verifying { own, returned, errno, is_open: false };
             }
-            (Stage::Calling { own, .. }, Dialed::Failed(errno)) => self.stage = Stage::Reporting { own, made: false, errno },
+            (Stage::Calling { own, .. }, Dialed::Failed(errno)) => {
+                self.stage = Stage::Reporting { own, unprotected: Unprotected::Failed(errno) };
+            }
             (Stage::Calling { own, returned }, Dialed::Open(errno)) => {
                 // What has ended the wait, a signal for one, is told to the program at once.
                 let is_open = errno.is_none();
@@ -532,15 +556,22 @@ impl Connect {
         Ok(self.enter(Stage::Over(Outcome::Connected)))
     }
 
-    fn record_unprotected(&mut self, cx: &mut Context<'_>, own: Own, made: bool, errno: u32) -> Result<Option<Step>, Error> {
-        if !made {
-            self.fail(cx, errno)?;
-            // A call that does not wait is told of it by the socket.
-            let is_in_socket = errno == ECONNREFUSED && !self.blocking;
-            return Ok(if is_in_socket { self.enter(Stage::Over(Outcome::Failed(EINPROGRESS))) } else { None });
-        }
-        cx.observer.handle_outcome(self.thread, &Determinant::Target { fd: self.fd, local: own.local, peer: None })?;
-        Ok(self.enter(Stage::Over(Outcome::Unprotected(Some(errno)))))
+    fn record_unprotected(&mut self, cx: &mut Context<'_>, own: Own, unprotected: Unprotected) -> Result<Option<Step>, Error> {
+        // A call that does not wait is told of a refusal by the socket.
+        let outcome = match unprotected {
+            Unprotected::Made(errno) => {
+                let target = Determinant::Target { fd: self.fd, local: own.local, peer: None };
+                cx.observer.handle_outcome(self.thread, &target)?;
+                return Ok(self.enter(Stage::Over(Outcome::Unprotected(Some(errno)))));
+            }
+            Unprotected::Failed(ECONNREFUSED) if !self.blocking => Outcome::Failed(EINPROGRESS),
+            Unprotected::Failed(errno) => Outcome::Failed(errno),
+            Unprotected::Withheld if !self.blocking => Outcome::Refused,
+            Unprotected::Withheld => Outcome::Failed(ECONNREFUSED),
+        };
+        let errno = if let Unprotected::Failed(errno) = unprotected { errno } else { ECONNREFUSED };
+        self.fail(cx, errno)?;
+        Ok(self.enter(Stage::Over(outcome)))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use radic_wire::ids::ProcessId;
+use radic_wire::process::Machine;
 
 /// The protected process that listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub struct Found {
     pub peer: Option<Peer>,
     /// No process listens there, but one that may have listened there is lost, and on its way back.
     pub later: bool,
-    /// The address is one of a machine of the cluster.
-    pub in_cluster: bool,
+    /// The machine of the address.
+    pub machine: Machine,
 }
 
 impl Found {

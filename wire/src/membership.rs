@@ -66,6 +66,8 @@ pub enum Departure {
 pub struct Departed {
     /// The former member.
     pub id: NodeId,
+    /// Its address on the network of the jobs: [`Member::data`].
+    pub data: IpAddr,
     /// How.
     pub how: Departure,
 }
@@ -153,7 +155,18 @@ impl View {
 
     /// How `id` departed, if it did (and not too long ago).
     pub fn departure(&self, id: &NodeId) -> Option<Departure> {
-        self.departed.iter().find(|departed| departed.id == *id).map(|departed| departed.how)
+        self.departed(id).map(|departed| departed.how)
+    }
+
+    /// The former member `id`, if it is one (and did not depart too long ago).
+    pub fn departed(&self, id: &NodeId) -> Option<&Departed> {
+        self.departed.iter().find(|departed| departed.id == *id)
+    }
+
+    /// Whether `ip` is the address of a machine that was declared dead, and of no member.
+    pub fn is_dead(&self, ip: IpAddr) -> bool {
+        let died = |departed: &Departed| departed.data == ip && departed.how == Departure::Died;
+        self.departed.iter().any(died) && !self.members.iter().any(|member| member.data == ip)
     }
 
     /// The members that host ranks from the start: each is protected by the next, the last by the first.
@@ -178,16 +191,13 @@ impl View {
             if !gone.insert(change.id()) {
                 return Err(BadView::NotAMember(change.id().clone()));
             }
-            departed.push(Departed { id: change.id().clone(), how });
+            let Some(member) = self.get(change.id()) else { return Err(BadView::NotAMember(change.id().clone())) };
+            departed.push(Departed { id: member.id.clone(), data: member.data, how });
         }
         let survivors = self.members.iter().filter(|member| !gone.contains(&member.id));
         let mut members: Vec<Member> = survivors.cloned().collect();
         if members.is_empty() {
             return Err(BadView::NoSurvivor);
-        }
-        if members.len() + gone.len() != self.members.len() {
-            let stranger = gone.into_iter().find(|id| self.get(id).is_none());
-            return Err(stranger.map_or(BadView::NoSurvivor, |id| BadView::NotAMember(id.clone())));
         }
         for change in changes {
             if let Change::Join(member) = change {
@@ -378,6 +388,18 @@ mod tests {
         assert_eq!(two.number, 3);
         assert_eq!(two.members, [member("a", 1), member("b", 2)]);
         assert_eq!(two.departure(&member("b", 1).id), Some(Departure::Died));
+    }
+
+    #[test]
+    fn a_machine_is_dead_until_a_member_is_there_again() {
+        let there = |boot, data: [u8; 4]| Member { data: data.into(), ..member("b", boot) };
+        let (data, id) = ([10, 0, 0, 2], member("b", 1).id);
+        let one = View::founded_by(member("a", 1)).next(&[Change::Join(there(1, data))]).unwrap();
+        assert!(!one.is_dead(data.into()));
+        let dead = one.next(&[Change::Dead(id.clone())]).unwrap();
+        assert!(dead.is_dead(data.into()) && !dead.is_dead([10, 0, 0, 3].into()));
+        assert!(!dead.next(&[Change::Join(there(2, data))]).unwrap().is_dead(data.into()));
+        assert!(!one.next(&[Change::Leave(id)]).unwrap().is_dead(data.into()), "it left in order");
     }
 
     #[test]

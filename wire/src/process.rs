@@ -502,8 +502,8 @@ pub enum FromNode {
         at: Option<SocketAddr>,
         /// No protected process is there now, but one that may have listened there is lost and about to be back. To be asked again.
         later: bool,
-        /// The address is one of a machine of the cluster.
-        in_cluster: bool,
+        /// The machine of the address.
+        machine: Machine,
     },
     /// To `WillListen`: a process that asks from now on is told that one may listen there in a moment.
     Announced {
@@ -638,6 +638,18 @@ pub struct Restart {
     pub causes: (u64, ByteBuf),
     /// The newest incarnations of other processes that were restarted, as far as its node knows.
     pub restarted: Vec<(ProcessId, Incarnation)>,
+}
+
+/// What the nodes know of the machine of an address.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Machine {
+    /// The machine belongs to the cluster.
+    Member,
+    /// The machine belonged to the cluster and was declared dead. It may run all the same, and with it earlier incarnations of processes.
+    Dead,
+    /// The nodes know no such machine.
+    #[default]
+    Foreign,
 }
 
 /// Where a process is.

@@ -1,6 +1,6 @@
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::log::{FromProtector, ImageRange};
-use radic_wire::process::FromNode;
+use radic_wire::process::{FromNode, Machine};
 
 use super::*;
 use crate::{Config, Observer};
@@ -65,7 +65,7 @@ impl Caller {
     }
 
     fn hears(&mut self, peer: Option<Peer>, later: bool) {
-        self.finds(Found { peer, later, in_cluster: false });
+        self.finds(Found { peer, later, machine: Machine::Foreign });
     }
 
     fn finds(&mut self, found: Found) {
@@ -246,7 +246,7 @@ fn a_process_that_has_begun_to_listen_meanwhile_is_called_anew() {
 /// A machine of the cluster is cut off: a process may begin to listen there before the call arrives.
 #[test]
 fn a_call_that_does_not_arrive_is_made_again_for_a_while() {
-    let nobody = Found { in_cluster: true, ..Found::default() };
+    let nobody = Found { machine: Machine::Member, ..Found::default() };
     let mut one = Caller::new(false);
     let begin = one.now;
     while one.now < begin + RETURN {
@@ -285,7 +285,7 @@ fn a_call_to_a_full_backlog_of_this_machine_is_left_to_its_program() {
     let ask = Step::Ask { from: own().from, to: at(1, 80) };
     one.binds();
     assert_eq!(one.step(), ask);
-    let nobody = Found { in_cluster: true, ..Found::default() };
+    let nobody = Found { machine: Machine::Member, ..Found::default() };
     one.finds(nobody);
     assert_eq!(one.step(), Step::Call { to: at(1, 80), until });
     one.dialed(Dialed::Open(None));
@@ -312,7 +312,7 @@ fn a_call_that_waits_at_the_gate_asks_once_more() {
 fn what_was_refused_is_refused_again() {
     for (blocking, told, again) in [
         (true, Outcome::Failed(ECONNREFUSED), Outcome::Failed(ECONNREFUSED)),
-        (false, Outcome::Failed(EINPROGRESS), Outcome::RefusedAgain),
+        (false, Outcome::Failed(EINPROGRESS), Outcome::Refused),
     ] {
         let mut one = Caller::new(blocking);
         let image = one.clone();
@@ -323,6 +323,46 @@ fn what_was_refused_is_refused_again() {
         assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: false });
         assert_eq!(one.step(), Step::Over(told));
         assert_eq!(one.comes_back(&image).step(), Step::Over(again));
+    }
+}
+
+/// The machine was declared dead, and runs all the same: an earlier incarnation of a process listens there.
+#[test]
+fn a_call_to_a_dead_machine_is_refused_and_not_made() {
+    let dead = Found { machine: Machine::Dead, ..Found::default() };
+    let refused = [(true, Outcome::Failed(ECONNREFUSED)), (false, Outcome::Refused)];
+    for (blocking, told) in refused {
+        let mut one = Caller::new(blocking);
+        let image = one.clone();
+        one.asks();
+        one.finds(dead);
+        assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: false });
+        assert_eq!(one.step(), Step::Over(told));
+        assert_eq!(one.comes_back(&image).step(), Step::Over(told));
+    }
+    // What is on its way back is waited for, and what is back is called where it is.
+    let mut one = Caller::new(true);
+    one.asks();
+    one.finds(Found { later: true, ..dead });
+    assert_eq!(one.step(), Step::Pause);
+    one.is_asked();
+    one.finds(Found { peer: Some(PEER), ..dead });
+    one.dials(at(2, 80));
+
+    // The machine is declared dead while it is called.
+    for (blocking, told) in refused {
+        let mut one = Caller::new(blocking);
+        one.asks();
+        one.hears(None, false);
+        assert!(matches!(one.step(), Step::Call { .. }));
+        one.dialed(Dialed::Made);
+        one.is_asked();
+        one.finds(dead);
+        assert_eq!(one.step(), Step::GiveUp);
+        one.asks();
+        one.finds(dead);
+        assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: false });
+        assert_eq!(one.step(), Step::Over(told));
     }
 }
 

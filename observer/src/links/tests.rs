@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use radic_wire::determinant::{ConnectionId, Determinant};
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::log::{FromProtector, ImageRange};
-use radic_wire::process::Place;
+use radic_wire::process::{Machine, Place};
 
 use super::*;
 use crate::connection::Link;
@@ -459,7 +459,7 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
 /// What the node says decides, and whether the kernel has given up.
 #[test]
 fn a_peer_that_listens_as_before_and_lets_nobody_in_has_refused_the_call() {
-    let found = |process, at, later| Found { peer: Some(Peer { process, at }), later, in_cluster: true };
+    let found = |process, at, later| Found { peer: Some(Peer { process, at }), later, machine: Machine::Member };
     assert!(found(process(1), None, false).is_there(process(1), 111), "it listens");
     assert!(!found(process(1), None, false).is_there(process(1), 110), "it lets nobody in");
     assert!(found(process(1), Some(DOOR), false).is_there(process(1), 110), "it has moved");

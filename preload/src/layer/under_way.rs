@@ -74,8 +74,8 @@ impl Layer {
         let found = self.inquire(
             |ask| ToNode::Connecting { ask, connection, from, to: canonical(to) },
             |answer| {
-                let FromNode::Peer { ask, peer, at, later, in_cluster, .. } = *answer else { return None };
-                Some((ask, Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster }))
+                let FromNode::Peer { ask, peer, at, later, machine, .. } = *answer else { return None };
+                Some((ask, Found { peer: peer.map(|process| Peer { process, at }), later, machine }))
             },
             || format!("which process listens at {to}"),
         );

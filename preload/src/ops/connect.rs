@@ -124,9 +124,9 @@ impl Connecting {
         let (key, found) = layer.inquire(
             |ask| ToNode::Connecting { ask, connection, from, to },
             |answer| {
-                let FromNode::Peer { ask, peer, ref key, at, later, in_cluster } = *answer else { return None };
+                let FromNode::Peer { ask, peer, ref key, at, later, machine } = *answer else { return None };
                 let peer = peer.map(|process| Peer { process, at });
-                Some((ask, (discreetly(|| key.clone()), Found { peer, later, in_cluster })))
+                Some((ask, (discreetly(|| key.clone()), Found { peer, later, machine })))
             },
             || format!("which process listens at {to}"),
         );
@@ -219,13 +219,13 @@ impl Connecting {
         let failed = |errno: u32| Err(Errno::from_raw_os_error(errno as i32));
         const UNDER_WAY: u32 = Errno::INPROGRESS.raw_os_error() as u32;
         let is_told = outcome == Outcome::Failed(UNDER_WAY);
-        let is_open = is_told || matches!(outcome, Outcome::RefusedAgain | Outcome::Unprotected(Some(UNDER_WAY)));
+        let is_open = is_told || matches!(outcome, Outcome::Refused | Outcome::Unprotected(Some(UNDER_WAY)));
         layer.calls.handle_called(self.fd, is_open, is_told && layer.observer.is_replaying());
         let errno = match outcome {
             Outcome::Connected if self.blocking => return Some(Ok(())),
             Outcome::Connected | Outcome::UnderWay => return Some(Err(Errno::INPROGRESS)),
             Outcome::Failed(errno) => return Some(failed(errno)),
-            Outcome::RefusedAgain => return Some(Err(sockets::refuse_again(self.fd, &self.to))),
+            Outcome::Refused => return Some(Err(sockets::refuse_again(self.fd, &self.to))),
             Outcome::Unprotected(errno) => errno,
         };
         if fds::kind(self.fd) == Kind::Bound {

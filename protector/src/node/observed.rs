@@ -41,6 +41,7 @@ pub(super) struct Observed {
     pub(super) child_told: bool,
     pub(super) serving_child_told: bool,
     pub(super) peer_told: bool,
+    pub(super) dead_told: bool,
     pub(super) schedule: Schedule,
     /// Checkpoints that were asked for, over all programs of the process.
     pub(super) requests: u64,

@@ -13,7 +13,7 @@ use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
-use radic_wire::process::{FromNode, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
+use radic_wire::process::{FromNode, Machine, PayloadMode, Place, Point, Protect, Protection, StreamEnd, TEXT, ToNode};
 use radic_wire::report::ProcessInfo;
 
 use super::away::Vacancy;
@@ -379,7 +379,7 @@ impl Node {
     fn look_up(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, call: Call) {
         let call = self.seen(call);
         if let Some((peer, at)) = self.meet(&call) {
-            return self.tell_peer(observer, process, (ask, call), Some((peer, at)), false);
+            return self.tell_peer(now, observer, process, (ask, call), Some((peer, at)), false);
         }
         if !self.begin_ask(now, observer, process) {
             return;
@@ -483,10 +483,17 @@ impl Node {
             || (self.config.addresses)().contains(&ip)
     }
 
-    /// Whether a member has this address, as the members know each other.
-    fn is_in_cluster(&self, ip: IpAddr) -> bool {
+    /// The machine of this address, as the members know each other.
+    fn machine_of(&self, ip: IpAddr) -> Machine {
+        let Some(view) = self.view() else { return Machine::Foreign };
         // In this order: most calls go to members, and this machine's addresses are asked of the kernel.
-        self.view().is_some_and(|view| registry::has_member(view, ip)) || self.is_mine(ip)
+        if registry::has_member(view, ip) || self.is_mine(ip) {
+            Machine::Member
+        } else if view.is_dead(ip) {
+            Machine::Dead
+        } else {
+            Machine::Foreign
+        }
     }
 
     /// Another node's process is about to connect.
@@ -536,7 +543,7 @@ impl Node {
         // Of a caller that is gone an earlier connection may lie in the backlog still: it stays expected, so that this is not
         // taken for one of an unprotected process.
         if self.is_newest(observer, process) {
-            self.tell_peer(observer, process, (ask, call), found, later);
+            self.tell_peer(now, observer, process, (ask, call), found, later);
         }
     }
 
@@ -547,6 +554,7 @@ impl Node {
 
     fn tell_peer(
         &mut self,
+        now: Duration,
         observer: ObserverId,
         process: ProcessId,
         (ask, call): (u64, Call),
@@ -557,8 +565,23 @@ impl Node {
         let at = at.flatten();
         let other = peer.filter(|peer| peer.job != process.job);
         let key = other.map(|peer| self.greeting_key(peer.job, call.connection));
-        let in_cluster = self.is_in_cluster(call.to.ip());
-        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later, in_cluster }));
+        let machine = self.machine_of(call.to.ip());
+        if peer.is_none() && !later && machine == Machine::Dead {
+            self.tell_of_dead(now, process, call.to);
+        }
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later, machine }));
+    }
+
+    /// Records, once for each process, that its call to a dead machine is refused.
+    fn tell_of_dead(&mut self, now: Duration, process: ProcessId, to: SocketAddr) {
+        let Some(observed) = self.observers.processes.get_mut(&process).filter(|observed| !observed.dead_told) else { return };
+        observed.dead_told = true;
+        let text = format!(
+            "rank {} calls {to}, on a machine that was declared dead: it is refused, because what was lost there may run on \
+            (said once for each rank)",
+            process.rank
+        );
+        self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
     }
 
     /// Records, once for each process, that it talks to a peer without protection.

@@ -580,7 +580,7 @@ mod tests {
         assert_eq!(asked(&view, "10.0.0.3:1", false), ["n3"]);
         assert_eq!(asked(&view, "192.168.7.3:1", false), ["n2", "n3"], "perhaps a second address");
         let before = NodeId { boot: BootId(77), ..view.members[2].id.clone() };
-        view.departed.push(Departed { id: before, how: Departure::Died });
+        view.departed.push(Departed { id: before, data: "10.0.0.3".parse().unwrap(), how: Departure::Died });
         assert_eq!(asked(&view, "10.0.0.3:1", false), ["n2", "n3"], "it died, came back, and what listened there is elsewhere");
         assert_eq!(asked(&view, "10.0.0.1:1", true), ["n2"], "no node of that address has died");
     }

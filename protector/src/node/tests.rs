@@ -22,7 +22,7 @@ use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{
     Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore,
 };
-use radic_wire::process::{Counters, Interval, Place, Point, Protect, Protection, StreamEnd};
+use radic_wire::process::{Counters, Interval, Machine, Place, Point, Protect, Protection, StreamEnd};
 
 use super::host::HostEnvironment;
 use super::*;

@@ -103,8 +103,8 @@ impl Node {
     }
 
     pub(super) fn address_of(&self, node: &NodeId) -> IpAddr {
-        let gone = || self.gone.iter().find(|(member, _)| member.id == *node).map(|(member, _)| member.data);
-        self.member(node).map(|member| member.data).or_else(gone).unwrap_or(self.config.me.data)
+        let departed = || self.view()?.departed(node).map(|departed| departed.data);
+        self.member(node).map(|member| member.data).or_else(departed).unwrap_or(self.config.me.data)
     }
 
     /// Where a process is, as far as this node knows. A host knows best. A protector knows which processes have left, and which

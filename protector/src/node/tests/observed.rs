@@ -46,7 +46,7 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
     cluster.run_until(|c| c.told(0).len() == 2);
     assert_eq!(
         *cluster.last_told(0),
-        FromNode::Peer { ask: 3, peer: Some(at(job, 1)), key: None, at: None, later: false, in_cluster: true }
+        FromNode::Peer { ask: 3, peer: Some(at(job, 1)), key: None, at: None, later: false, machine: Machine::Member }
     );
     let known = ConnectionId { opener: at(job, 0), number: 7 };
     // Until it is greeted: the first connection may be one that it has given up.
@@ -61,16 +61,22 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
     cluster.say(job, 0, calling(job, 0, "127.0.0.1:80"));
     cluster.say(job, 2, calling(job, 2, "192.168.0.1:80"));
     cluster.run_until(|c| c.told(0).len() == 3 && c.told(2).len() == 2);
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(0),
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, machine: Machine::Member }
+    );
     assert_eq!(
         *cluster.last_told(2),
-        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: false }
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, machine: Machine::Foreign }
     );
     // Listeners go with their process.
     cluster.exit(at(job, 1), ExitStatus::Code(0));
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
     cluster.run_until(|c| c.told(0).len() == 4);
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(0),
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, machine: Machine::Member }
+    );
 }
 
 #[test]
@@ -118,13 +124,19 @@ fn a_node_that_does_not_answer_is_asked_again_and_its_late_answer_takes_nothing_
     cluster.run_for(Duration::from_secs(4));
     assert_eq!(cluster.told(0).len(), 1, "it may still say that a process listens");
     cluster.run_for(Duration::from_secs(2));
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: true, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(0),
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: true, machine: Machine::Member }
+    );
     assert_eq!(cluster.recorded(EventName::Limit), 1);
     cluster.deaf = None;
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
     cluster.run_for(Duration::from_millis(10));
     let peer = Some(at(job, 1));
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer, key: None, at: None, later: false, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(0),
+        FromNode::Peer { ask: 3, peer, key: None, at: None, later: false, machine: Machine::Member }
+    );
     let connection = cluster.caller_of(job, 1);
     assert!(connection.is_some());
     for query in std::mem::take(&mut cluster.unheard) {
@@ -165,7 +177,7 @@ fn a_process_that_executes_another_program_restarts() {
         cluster.run_until(|c| c.told[&ObserverId(50)].len() > before);
         assert_eq!(
             cluster.told[&ObserverId(50)].last(),
-            Some(&FromNode::Peer { ask: 3, peer, key: None, at: None, later: false, in_cluster: true }),
+            Some(&FromNode::Peer { ask: 3, peer, key: None, at: None, later: false, machine: Machine::Member }),
             "{to}"
         );
     }

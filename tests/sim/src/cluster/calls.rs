@@ -186,10 +186,10 @@ impl World {
             }
             Some(Question::Refused { ask, end }) => {
                 let at = lib.from_node.iter().position(|message| answer_to(message) == Some(ask));
-                if let Some(FromNode::Peer { peer, at, later, in_cluster, .. }) = at.and_then(|at| lib.from_node.remove(at)) {
+                if let Some(FromNode::Peer { peer, at, later, machine, .. }) = at.and_then(|at| lib.from_node.remove(at)) {
                     lib.calls.question = None;
                     let peer = peer.map(|process| Peer { process, at });
-                    self.handle_refused(pid, end, &Found { peer, later, in_cluster });
+                    self.handle_refused(pid, end, &Found { peer, later, machine });
                 }
             }
             Some(Question::Greeting { until, thread }) => {
@@ -231,8 +231,8 @@ impl World {
         match *message {
             FromNode::Announced { .. } => self.listen((pid, thread)),
             FromNode::Claimed { holder, later, .. } => return self.bind_listener((pid, thread), holder, later),
-            FromNode::Peer { peer, at, later, in_cluster, .. } => {
-                let found = Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster };
+            FromNode::Peer { peer, at, later, machine, .. } => {
+                let found = Found { peer: peer.map(|process| Peer { process, at }), later, machine };
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
             }
             FromNode::Caller { caller, .. } => {
@@ -567,7 +567,7 @@ impl World {
                 of.app.handle_connected(fd);
             }
             // To the program it is the same whether it is told so by the call or by the socket.
-            Outcome::Failed(_) | Outcome::RefusedAgain => of.app.handle_refused(),
+            Outcome::Failed(_) | Outcome::Refused => of.app.handle_refused(),
             Outcome::Unprotected(_) => panic!("G7: {me} takes {peer} for a process that is not protected\n{}", self.standing()),
         }
     }

@@ -140,6 +140,40 @@ fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_processes_that_wan
     }
 }
 
+/// A process is back, and has not come to its `listen` once more. Its machine was declared dead, and may run with the incarnation
+/// before: a caller is told that the machine is dead, until the process listens, or a node comes back there.
+#[test]
+fn a_caller_is_told_that_a_machine_was_declared_dead() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
+    let (_, incarnation, node) = cluster.restored[0].clone();
+    cluster.live(&node, 1, incarnation);
+    cluster.run_for(SOON);
+    let call = |cluster: &mut Cluster, to: &str| {
+        cluster.say(job, 0, calling(job, 0, to));
+        cluster.run_for(SOON);
+        let told = cluster.told(0).iter().rev();
+        let mut peers = told.filter_map(|told| {
+            if let FromNode::Peer { peer, later, machine, .. } = told { Some((*peer, *later, *machine)) } else { None }
+        });
+        peers.next().expect("it was told of a peer")
+    };
+    for _ in 0..2 {
+        assert_eq!(call(&mut cluster, "10.0.0.2:80"), (None, false, Machine::Dead));
+    }
+    let said = texts(&cluster, 1, EventName::Limit);
+    assert_eq!(said.iter().filter(|text| text.contains("on a machine that was declared dead")).count(), 1, "{said:?}");
+    assert_eq!(call(&mut cluster, "10.0.0.3:80"), (None, false, Machine::Member));
+    assert_eq!(call(&mut cluster, "10.0.0.77:80"), (None, false, Machine::Foreign));
+    let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
+    let there = "10.0.0.9:1234".parse().unwrap();
+    cluster.post(&node, Input::Observer(observer_of(1, incarnation), 1001, ToNode::ListeningAt { address, at: there }));
+    cluster.run_for(SOON);
+    assert_eq!(call(&mut cluster, "10.0.0.2:80"), (Some(at(job, 1)), false, Machine::Dead));
+}
+
 /// A loopback address means the caller's machine, also to the home of its job on another one.
 #[test]
 fn a_call_to_its_own_machine_reaches_no_process_on_that_of_its_home() {
@@ -148,7 +182,10 @@ fn a_call_to_its_own_machine_reaches_no_process_on_that_of_its_home() {
     cluster.say(job, 0, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
     cluster.say(job, 1, calling(job, 1, "127.0.0.1:80"));
     cluster.run_for(SOON);
-    assert_eq!(*cluster.last_told(1), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(1),
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, machine: Machine::Member }
+    );
 }
 
 /// A process was lost between `bind` and `listen`, by its log, but what it had put had gone through a fence: others call it while
