@@ -33,9 +33,15 @@ const DRAWN: u32 = 32;
 enum Giver {
     /// No command, as far as is known here: the job has gone on, or is over.
     Nobody,
-    /// A command of this node. Of each rank it speaks as this incarnation. Before the home hears that the job goes on, the node
-    /// says what was given here.
-    Node(NodeId, Vec<Incarnation>, Option<Box<Gift>>),
+    /// A command of a node.
+    Command {
+        /// Its node.
+        node: NodeId,
+        /// The incarnation as which it speaks of each rank.
+        incarnations: Vec<Incarnation>,
+        /// What it has given here, once its node has said so: before the home hears that the job goes on.
+        gift: Option<Box<Gift>>,
+    },
     /// That node was lost, and what was given is forgotten.
     Lost,
 }
@@ -93,7 +99,7 @@ impl Node {
     /// A command of this node gives to log services what they are to have of the life that begins.
     pub(super) fn await_giver(&mut self, node: &NodeId, revival: &Revival) {
         if let Some(giver) = self.lives.giver(revival.job) {
-            *giver = Giver::Node(node.clone(), revival.incarnations.clone(), None);
+            *giver = Giver::Command { node: node.clone(), incarnations: revival.incarnations.clone(), gift: None };
         }
     }
 
@@ -102,7 +108,7 @@ impl Node {
     pub(super) fn handle_given(&mut self, from: &NodeId, gift: &Gift) -> Result<(), String> {
         let is_mine = gift.is_whole() && gift.protectors.contains(self.me());
         match self.lives.giver(gift.job) {
-            Some(Giver::Node(node, _, given)) if node == from && is_mine => {
+            Some(Giver::Command { node, gift: given, .. }) if node == from && is_mine => {
                 *given = Some(Box::new(gift.clone()));
                 Ok(())
             }
@@ -113,14 +119,14 @@ impl Node {
     /// What was given here of a job, unless its home has said that it goes on.
     pub(super) fn gift_of(&mut self, job: JobId) -> Option<&Gift> {
         match self.lives.giver(job) {
-            Some(Giver::Node(_, _, gift)) => gift.as_deref(),
+            Some(Giver::Command { gift, .. }) => gift.as_deref(),
             _ => None,
         }
     }
 
     /// The job has restarted: what was given for an epoch before this one brings nothing back.
     pub(super) fn forget_gift_before(&mut self, job: JobId, epoch: Epoch) {
-        if let Some(Giver::Node(_, _, gift)) = self.lives.giver(job) {
+        if let Some(Giver::Command { gift, .. }) = self.lives.giver(job) {
             gift.take_if(|gift| gift.ward.epoch < epoch);
         }
     }
@@ -140,7 +146,7 @@ impl Node {
     /// later incarnations than the command.
     pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
         for at in 0..self.lives.0.len() {
-            let Life { job, giver: Giver::Node(node, incarnations, _), .. } = &self.lives.0[at] else { continue };
+            let Life { job, giver: Giver::Command { node, incarnations, .. }, .. } = &self.lives.0[at] else { continue };
             if !losses.iter().any(|loss| loss.member.id == *node) {
                 continue;
             }
