@@ -313,7 +313,7 @@ pub enum EndReason {
     RankFailed {
         /// The rank.
         rank: Rank,
-        /// Where it was.
+        /// The node where it has ended, which may be lost since.
         node: NodeName,
         /// How it ended.
         status: ExitStatus,
@@ -331,7 +331,7 @@ pub enum EndReason {
     NotFinalized {
         /// The rank.
         rank: Rank,
-        /// Where it was.
+        /// The node where it has ended, which may be lost since.
         node: NodeName,
     },
     /// A node died, and the job was not protected.
@@ -371,7 +371,7 @@ pub enum EndReason {
     FenceMissed {
         /// The rank.
         rank: Rank,
-        /// Where it was.
+        /// The node where it has ended, which may be lost since.
         node: NodeName,
         /// The ranks that wait for it.
         waiting: Vec<Rank>,

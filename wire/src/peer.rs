@@ -16,7 +16,7 @@ use serde_bytes::ByteBuf;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::fault::Fault;
-use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use crate::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use crate::job::{ExitStatus, JobSpec, Outcome, OutputStream, Placement, Ward};
 use crate::log::ImageRange;
 use crate::membership::{Member, MembershipMessage};
@@ -24,7 +24,7 @@ use crate::process::{Room, StreamEnd};
 use crate::suspension::{Resumption, Suspension};
 
 pub use questions::{Answer, Deaths, Flow, Gift, HeldCauses, JobEnd, LineAnswer, LineStep, Query, Revival};
-pub use standing::{Left, MpiPhase, Standing, Stood};
+pub use standing::{Crashed, Left, MpiPhase, Standing, Stood};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -364,6 +364,8 @@ pub enum ToHome {
     Left {
         /// The rank.
         rank: Rank,
+        /// The node where the rank has ended.
+        node: NodeName,
         /// The epoch of the job: in the next one the rank has not ended.
         epoch: Epoch,
         /// How it has ended.
@@ -389,8 +391,8 @@ pub enum ToHome {
         incarnation: Incarnation,
         /// Why not, for people.
         why: String,
-        /// The signal that has ended it, if it has crashed.
-        signal: Option<i32>,
+        /// How the rank has crashed, if that is why it was lost.
+        crash: Option<Crashed>,
     },
     /// From a protector: this rank is lost, and cannot be brought back.
     Lost {

@@ -207,7 +207,7 @@ impl Node {
             held.values().flat_map(|held| held.said.iter().chain(&held.deaths.over)).copied().collect();
         known.extend(held.values().flat_map(|held| &held.deaths.lost).map(|(rank, _)| *rank));
         let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|rank| *rank != process.rank && !known.contains(rank)).collect();
-        if let Some(end) = held.values().find_map(|held| held.end) {
+        if let Some(end) = held.values().find_map(|held| held.end.clone()) {
             self.collections.running.remove(&process);
             self.lines.handle_end(process.job, incarnation.epoch, end);
             self.count_as_ended(now, process);

@@ -8,7 +8,7 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Outcome};
 use radic_wire::limits;
-use radic_wire::peer::{Answer, FromHost, HostReport, MpiPhase, PeerMessage, StdinWanted, ToHome, ToStore};
+use radic_wire::peer::{Answer, Crashed, FromHost, HostReport, MpiPhase, PeerMessage, StdinWanted, ToHome, ToStore};
 use radic_wire::process::StreamEnd;
 
 use super::Node;
@@ -88,7 +88,8 @@ impl Node {
     pub(super) fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
         let (epoch, ends) = self.recovery.endings.ends.get(&job).cloned().unwrap_or_default();
         for (rank, status, phase) in ends {
-            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, epoch, status, phase }));
+            let node = self.me().name.clone();
+            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, node, epoch, status, phase }));
         }
     }
 
@@ -145,11 +146,12 @@ impl Node {
         self.tell_home_of_no_image(process, "its log was lost while it was brought back".to_owned(), None);
     }
 
-    /// Tells the home that a process of this node is not brought back.
+    /// Tells the home that a process of this node is not brought back. `signal`: the one by which it has crashed here, if it has.
     pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String, signal: Option<i32>) {
         let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
         let (rank, incarnation) = (process.rank, self.incarnation_here(process));
-        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, incarnation, why, signal }));
+        let crash = signal.map(|signal| Crashed { node: self.me().name.clone(), signal });
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, incarnation, why, crash }));
     }
 
     /// Tells the home of a job how the ranks of lost nodes have ended, and which ranks are not brought back. Only this node can,
@@ -163,7 +165,7 @@ impl Node {
             };
             let (rank, epoch) = (*rank, p.incarnation.epoch);
             let finals = ToHome::Finals { rank, epoch, finals: left.finals.clone() };
-            vec![finals, ToHome::Left { rank, epoch, status: left.status, phase: left.phase }]
+            vec![finals, ToHome::Left { rank, node: p.host.name.clone(), epoch, status: left.status, phase: left.phase }]
         };
         let ended: Vec<ToHome> = wards.ranks.iter().flat_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use radic_wire::ids::{NodeId, Rank};
+use radic_wire::ids::{NodeId, NodeName, Rank};
 use radic_wire::limits;
 
 type Entries = Vec<(String, String)>;
@@ -26,8 +26,8 @@ pub(super) struct Fences {
     /// Ranks that have ended after MPI_Finalize. They have passed all their fences, so no other rank waits for them, even if the
     /// home that let them out of the last one is lost, and has told no other node of it.
     finalized: BTreeSet<Rank>,
-    /// Ranks that have ended without MPI. They enter no fence.
-    absent: BTreeSet<Rank>,
+    /// Ranks that have ended without MPI, and where. They enter no fence.
+    absent: BTreeMap<Rank, NodeName>,
 }
 
 /// A fence that cannot be released: a rank has ended that never enters it.
@@ -35,6 +35,8 @@ pub(super) struct Fences {
 pub(super) struct Stuck {
     /// The rank that has ended.
     pub(super) ended: Rank,
+    /// The node where it has ended.
+    pub(super) node: NodeName,
     /// The ranks that wait for it.
     pub(super) waiting: Vec<Rank>,
 }
@@ -83,22 +85,22 @@ impl Fences {
         self.release(all).map_or(Entered::Waits, |(_, entries)| Entered::Released(entries))
     }
 
-    /// A rank has ended with code 0, before MPI_Init or after MPI_Finalize. Returns the fence that is released by that, and its
-    /// entries.
-    pub(super) fn leave(&mut self, rank: Rank, has_finalized: bool, all: u32) -> Option<(u64, Entries)> {
-        if has_finalized {
-            self.finalized.insert(rank)
-        } else {
-            self.absent.insert(rank)
-        };
+    /// A rank has ended after MPI_Finalize. Returns the fence that is released by that, and its entries.
+    pub(super) fn leave(&mut self, rank: Rank, all: u32) -> Option<(u64, Entries)> {
+        self.finalized.insert(rank);
         self.release(all)
+    }
+
+    /// A rank has ended at this node with code 0, before MPI_Init.
+    pub(super) fn keep_out(&mut self, rank: Rank, node: NodeName) {
+        self.absent.insert(rank, node);
     }
 
     /// The fence in which ranks wait for one that never comes, if there is one.
     pub(super) fn stuck(&self) -> Option<Stuck> {
-        let ended = *self.absent.first()?;
+        let (ended, node) = self.absent.first_key_value()?;
         let waiting: Vec<_> = self.inside.keys().copied().collect();
-        (!waiting.is_empty()).then_some(Stuck { ended, waiting })
+        (!waiting.is_empty()).then(|| Stuck { ended: *ended, node: node.clone(), waiting })
     }
 
     /// Releases the next fence if ranks are in it, and all of those that ever come.
@@ -192,19 +194,19 @@ mod tests {
     #[test]
     fn a_fence_is_stuck_if_a_rank_ended_that_was_in_none() {
         let mut fences = Fences::default();
-        assert_eq!(fences.leave(Rank(2), false, 3), None);
+        fences.keep_out(Rank(2), node(3).name);
         assert_eq!(fences.stuck(), None, "no rank waits");
         assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), vec![], 3), Entered::Waits);
-        assert_eq!(fences.stuck(), Some(Stuck { ended: Rank(2), waiting: ranks(&[0]) }));
+        assert_eq!(fences.stuck(), Some(Stuck { ended: Rank(2), node: node(3).name, waiting: ranks(&[0]) }));
     }
 
     #[test]
     fn a_rank_that_has_finalized_is_waited_for_no_more() {
         let mut fences = Fences::new(4, vec![]);
         assert_eq!(fences.enter(&node(1), 5, ranks(&[0]), put("a"), 2), Entered::Waits);
-        assert_eq!(fences.leave(Rank(1), true, 2), Some((5, put("a"))));
+        assert_eq!(fences.leave(Rank(1), 2), Some((5, put("a"))));
         assert_eq!((fences.stuck(), fences.released()), (None, 5));
-        assert_eq!(fences.leave(Rank(0), true, 2), None, "no rank waits any more");
+        assert_eq!(fences.leave(Rank(0), 2), None, "no rank waits any more");
     }
 
     #[test]

@@ -13,9 +13,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, Rank, Seat};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, Ward, exit_code};
-use radic_wire::peer::{
-    Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected,
-};
+use radic_wire::peer::{Adoption, Crashed, FromHost, HostReport, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected};
 use radic_wire::process::{PayloadMode, Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
 
@@ -453,19 +451,21 @@ impl Home {
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
             ToHome::Kill { session } => self.kill(session),
             ToHome::Host { epoch, said } => self.handle_host(now, from, epoch, said),
-            ToHome::NoImage { rank, incarnation: Incarnation { epoch, .. }, why, signal }
+            ToHome::NoImage { rank, incarnation: Incarnation { epoch, .. }, why, crash }
                 if self.knows(rank) && epoch >= self.epoch =>
             {
                 self.learn_epoch(epoch, Some(rank));
-                self.restart_job(rank, &why, signal);
+                self.restart_job(rank, &why, crash);
             }
             ToHome::Lost { rank, incarnation, why } if self.knows(rank) && incarnation.epoch >= self.epoch => {
                 self.lose(rank, from, why)
             }
             // A rank that ended before the restart has not ended in the new epoch: peers would take what they send to its next
             // incarnation for unwanted.
-            ToHome::Left { rank, epoch, status, phase } if self.knows(rank) && !self.is_restarting() && epoch == self.epoch => {
-                self.handle_left(rank, status, phase);
+            ToHome::Left { rank, node, epoch, status, phase }
+                if self.knows(rank) && !self.is_restarting() && epoch == self.epoch =>
+            {
+                self.handle_left(rank, node, status, phase);
             }
             ToHome::Finals { rank, epoch, finals } if self.knows(rank) && !self.is_restarting() && epoch == self.epoch => {
                 self.finals.keep(rank, finals);
@@ -574,19 +574,6 @@ impl Home {
         self.spec.protection.protect == Protect::On
     }
 
-    /// A rank had ended before its node was lost, and this home may not have heard of it.
-    fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
-        if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
-            let node = self.placement.node_of(rank).expect("it knows the rank").clone();
-            if self.placement.ranks_on(&node).all(|rank| self.ranks[rank.0 as usize] == RankState::Ended) {
-                // No rank comes back to that node, so it has nothing to report.
-                self.unreported.remove(&node);
-            }
-            self.end_output(rank);
-            self.handle_exit(rank, node.name, status, phase);
-        }
-    }
-
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, epoch: Epoch, report: HostReport) {
         let (is_first, ends) = (self.unreported.remove(from), self.phase != Phase::Running);
@@ -637,15 +624,14 @@ impl Home {
     }
 
     /// A rank has no checkpoint to come back from: the job restarts from the beginning.
-    fn restart_job(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
+    fn restart_job(&mut self, rank: Rank, why: &str, crash: Option<Crashed>) {
         if self.phase != Phase::Running {
             return;
         }
-        if let Some(signal) = signal {
+        if let Some(Crashed { node, signal }) = crash {
             let crashes = self.early_crashes.entry(rank).or_default();
             *crashes += 1;
             if *crashes > EARLY_CRASHES {
-                let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
                 let status = ExitStatus::Signal(signal);
                 self.ranks[rank.0 as usize] = RankState::Ended;
                 return self.end(Outcome { code: status.shell_code(), reason: EndReason::RankFailed { rank, node, status } });

@@ -596,12 +596,12 @@ impl Host {
 
     /// All ranks of the job have come to their ends: one that is lost here since has ended.
     pub fn handle_all_at_end(&mut self, now: Duration, end: JobEnd) {
-        self.end = Some(end);
         for (rank, state) in &mut self.ranks {
             if state.is_to_be_brought_back() {
                 state.exit_at_end(ExitStatus::Code(end.code_of(*rank)), now);
             }
         }
+        self.end = Some(end);
         self.report_ended();
     }
 
@@ -645,7 +645,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         // All that it was there for is done.
         let waits = state.is_at_end() && !matches!(status, ExitStatus::Signal(signal) if self.sent.contains(&signal));
-        let status = self.end.filter(|_| waits).map_or(status, |end| ExitStatus::Code(end.code_of(rank)));
+        let status = self.end.as_ref().filter(|_| waits).map_or(status, |end| ExitStatus::Code(end.code_of(rank)));
         let ended_by = match status {
             ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => Some(signal),
             // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.

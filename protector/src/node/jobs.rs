@@ -142,7 +142,7 @@ impl Node {
                 };
                 self.with_home(now, job, |home| home.handle_message(now, from, message));
                 if let Some((epoch, rank, code)) = at_end {
-                    self.handle_rank_at_end(now, job, epoch, rank, code);
+                    self.handle_rank_at_end(now, from, job, epoch, (rank, code));
                 }
                 self.freeze_at_rest(now, job);
             }

@@ -27,7 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use radic_wire::ids::{Incarnation, Rank};
+use radic_wire::ids::{Incarnation, NodeName, Rank};
 use radic_wire::peer::{JobEnd, LineAnswer, LineStep};
 
 /// Time that the images of a line may take.
@@ -43,7 +43,7 @@ const DOUBLINGS: u32 = 6;
 const LEAST: Duration = Duration::from_millis(10);
 
 /// What the home is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     /// Tell all ranks to make their images of this line.
     Make(u64),
@@ -91,8 +91,8 @@ pub(super) struct JobLines {
     is_wanted: bool,
     /// Lines in a row that were given up.
     failed: u32,
-    /// The ranks that have come to their ends: with which code, and as which of those that have said so.
-    at_end: BTreeMap<Rank, (i32, u64)>,
+    /// The ranks that have come to their ends: where, with which code, and as which of those that have said so.
+    at_end: BTreeMap<Rank, (NodeName, i32, u64)>,
     /// How many had said so when the nodes were asked.
     asked: u64,
     said: u64,
@@ -182,14 +182,17 @@ impl JobLines {
 
     /// How the job ends, if it is decided, or if all these ranks have come to their ends.
     fn end_of(&self, ranks: &BTreeSet<Rank>) -> Option<JobEnd> {
-        let failed = || self.at_end.iter().map(|(rank, (code, _))| (*rank, *code)).find(|(_, code)| *code != 0);
-        self.end.or_else(|| ranks.iter().all(|rank| self.at_end.contains_key(rank)).then(|| JobEnd { failed: failed() }))
+        let failed = || {
+            let (rank, (node, code, _)) = self.at_end.iter().find(|(_, (_, code, _))| *code != 0)?;
+            Some((*rank, node.clone(), *code))
+        };
+        self.end.clone().or_else(|| ranks.iter().all(|rank| self.at_end.contains_key(rank)).then(|| JobEnd { failed: failed() }))
     }
 
-    /// This rank has come to its end, and is about to exit with this code.
-    pub(super) fn handle_at_end(&mut self, rank: Rank, code: i32) {
+    /// This rank has come to its end at this node, and is about to exit with this code.
+    pub(super) fn handle_at_end(&mut self, rank: Rank, node: NodeName, code: i32) {
         self.said += 1;
-        self.at_end.insert(rank, (code, self.said));
+        self.at_end.insert(rank, (node, code, self.said));
     }
 
     /// What is to be done now. `ranks`: those that have not ended; none: the job ends, or is being suspended.
@@ -241,7 +244,7 @@ impl JobLines {
     }
 
     fn ask(&mut self, step: LineStep) -> Step {
-        self.phase = Phase::Asking(step);
+        self.phase = Phase::Asking(step.clone());
         Step::Ask(step)
     }
 
@@ -290,23 +293,23 @@ impl JobLines {
     pub(super) fn handle_answers(
         &mut self,
         now: Duration,
-        step: LineStep,
+        step: &LineStep,
         answers: Option<&[LineAnswer]>,
         ranks: &BTreeSet<Rank>,
     ) -> Option<Step> {
-        if self.phase != Phase::Asking(step) {
+        if !matches!(&self.phase, Phase::Asking(asked) if asked == step) {
             return None;
         }
         let Some(answers) = answers else {
-            self.phase = match step {
+            self.phase = match *step {
                 LineStep::Seek => Phase::Seeking(now + AGAIN),
                 LineStep::Promise { .. } | LineStep::Record { .. } => Phase::Resting(now + AGAIN),
                 LineStep::PromiseEnd { .. } | LineStep::RecordEnd { .. } => Phase::Ending(now + AGAIN),
             };
             return None;
         };
-        self.end = self.end.or_else(|| answers.iter().find_map(|answer| answer.end));
-        match step {
+        self.end = self.end.take().or_else(|| answers.iter().find_map(|answer| answer.end.clone()));
+        match *step {
             LineStep::PromiseEnd { round } => self.handle_end_promises(now, round, answers, ranks),
             LineStep::RecordEnd { .. } if answers.iter().any(|answer| answer.is_busy) => {
                 self.phase = Phase::Ending(now + AGAIN);
@@ -376,7 +379,7 @@ impl JobLines {
         let has = ranks_of(answers);
         if self.end.is_none() {
             let asked = self.asked;
-            self.at_end.retain(|rank, (_, said)| *said > asked || has.contains(rank) || !ranks.contains(rank));
+            self.at_end.retain(|rank, (.., said)| *said > asked || has.contains(rank) || !ranks.contains(rank));
         }
         match self.end_of(ranks).filter(|_| self.end.is_some() || has.is_superset(ranks)) {
             Some(end) => Some(self.ask(LineStep::RecordEnd { round, end })),
@@ -407,7 +410,7 @@ mod tests {
     fn begun(interval: Duration) -> JobLines {
         let mut lines = JobLines::new(Some(interval));
         assert_eq!(lines.poll(Duration::ZERO, &ranks(1)), Some(Step::Ask(LineStep::Seek)));
-        assert_eq!(lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[has([])]), &ranks(1)), None);
+        assert_eq!(lines.handle_answers(Duration::ZERO, &LineStep::Seek, Some(&[has([])]), &ranks(1)), None);
         lines
     }
 
@@ -428,15 +431,15 @@ mod tests {
         let mut lines = begun(INTERVAL);
         assert_eq!(lines.poll(INTERVAL / 2, &ranks(2)), None, "it is not due");
         let promise = asking(&mut lines);
-        let record = match lines.handle_answers(INTERVAL, promise, Some(&[has([0]), has([1])]), &ranks(2)) {
+        let record = match lines.handle_answers(INTERVAL, &promise, Some(&[has([0]), has([1])]), &ranks(2)) {
             Some(Step::Ask(step @ LineStep::Record { line: 1, .. })) => step,
             other => panic!("{other:?}"),
         };
         let (kept, broken) = (LineAnswer::default(), LineAnswer { is_busy: true, ..LineAnswer::default() });
         let mut other = lines.clone();
-        assert_eq!(other.handle_answers(INTERVAL, record, Some(&[kept.clone(), broken]), &ranks(2)), None);
+        assert_eq!(other.handle_answers(INTERVAL, &record, Some(&[kept.clone(), broken]), &ranks(2)), None);
         assert!(matches!(other.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
-        assert_eq!(lines.handle_answers(INTERVAL, record, Some(&[kept.clone(), kept]), &ranks(2)), Some(Step::Complete(1)));
+        assert_eq!(lines.handle_answers(INTERVAL, &record, Some(&[kept.clone(), kept]), &ranks(2)), Some(Step::Complete(1)));
         assert!(!lines.is_under_way());
     }
 
@@ -446,9 +449,9 @@ mod tests {
         let promise = asking(&mut lines);
         let (mut busy, mut lacks) = (lines.clone(), has([0]));
         lacks.lacks = vec![Rank(1)];
-        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[lacks.clone()]), &ranks(2)), Some(Step::GiveUp(0, 1)));
+        assert_eq!(lines.handle_answers(INTERVAL, &promise, Some(&[lacks.clone()]), &ranks(2)), Some(Step::GiveUp(0, 1)));
         lacks.is_busy = true;
-        assert_eq!(busy.handle_answers(INTERVAL, promise, Some(&[lacks]), &ranks(2)), None, "it may have one still");
+        assert_eq!(busy.handle_answers(INTERVAL, &promise, Some(&[lacks]), &ranks(2)), None, "it may have one still");
         assert!(busy.is_under_way());
         assert_eq!(busy.handle_failed(INTERVAL, 1), None, "nodes were asked: one may remember it");
     }
@@ -459,10 +462,10 @@ mod tests {
         let promise = asking(&mut lines);
         let asked = LineAnswer { restarted: vec![(Rank(1), Incarnation::restarted(1))], ..has([0]) };
         let mut later = lines.clone();
-        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[asked.clone(), has([1])]), &ranks(2)), None);
+        assert_eq!(lines.handle_answers(INTERVAL, &promise, Some(&[asked.clone(), has([1])]), &ranks(2)), None);
         assert!(matches!(lines.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
         let back = LineAnswer { has: vec![(Rank(1), Incarnation::restarted(1))], ..LineAnswer::default() };
-        let next = later.handle_answers(INTERVAL, promise, Some(&[asked, back]), &ranks(2));
+        let next = later.handle_answers(INTERVAL, &promise, Some(&[asked, back]), &ranks(2));
         assert!(matches!(next, Some(Step::Ask(LineStep::Record { line: 1, .. }))), "the image is of the new incarnation");
     }
 
@@ -471,9 +474,9 @@ mod tests {
         let mut lines = begun(INTERVAL);
         let promise = asking(&mut lines);
         let mut silent = lines.clone();
-        assert_eq!(silent.handle_answers(INTERVAL, promise, None, &ranks(2)), None);
+        assert_eq!(silent.handle_answers(INTERVAL, &promise, None, &ranks(2)), None);
         assert!(silent.is_under_way());
-        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[has([0, 1])]), &ranks(0)), None);
+        assert_eq!(lines.handle_answers(INTERVAL, &promise, Some(&[has([0, 1])]), &ranks(0)), None);
         assert_eq!(lines.poll(INTERVAL * 9, &ranks(0)), None);
         assert!(
             lines.is_under_way() && lines.poll_timeout().is_some_and(|at| at > INTERVAL * 9),
@@ -486,7 +489,7 @@ mod tests {
         let mut lines = begun(INTERVAL);
         let promise = asking(&mut lines);
         let late = LineAnswer { newest: 4, ..has([0]) };
-        assert_eq!(lines.handle_answers(INTERVAL, promise, Some(&[late, has([1])]), &ranks(2)), Some(Step::GiveUp(1, 4)));
+        assert_eq!(lines.handle_answers(INTERVAL, &promise, Some(&[late, has([1])]), &ranks(2)), Some(Step::GiveUp(1, 4)));
         assert!(matches!(lines.poll(INTERVAL, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 1, round: 2 }))));
         assert_eq!(lines.newest(), 4, "no later line has its number");
     }
@@ -511,19 +514,28 @@ mod tests {
         let mut lines = JobLines::new(Some(INTERVAL));
         assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Seek)));
         let mut other = lines.clone();
-        let step = lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(3, 4), answer(2, 3)]), &ranks(2));
+        let step = lines.handle_answers(Duration::ZERO, &LineStep::Seek, Some(&[answer(3, 4), answer(2, 3)]), &ranks(2));
         assert_eq!(step, Some(Step::GiveUp(3, 4)));
         assert!(matches!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Promise { line: 3, .. }))));
-        let step = other.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[answer(0, 4)]), &ranks(2));
+        let step = other.handle_answers(Duration::ZERO, &LineStep::Seek, Some(&[answer(0, 4)]), &ranks(2));
         assert_eq!(step, Some(Step::GiveUp(0, 4)));
         assert_eq!(other.poll(INTERVAL, &ranks(2)), Some(Step::Make(5)), "no number is given twice");
     }
 
+    /// Rank `rank` has come to its end at a node of its own.
+    fn at_end(lines: &mut JobLines, rank: u32, code: i32) {
+        lines.handle_at_end(Rank(rank), node_of(rank), code);
+    }
+
+    fn node_of(rank: u32) -> NodeName {
+        format!("n{rank}").parse().expect("a name")
+    }
+
     /// Both ranks of two have come to their ends, and the nodes are asked.
     fn asking_for_end(lines: &mut JobLines, codes: [i32; 2]) -> LineStep {
-        lines.handle_at_end(Rank(0), codes[0]);
+        at_end(lines, 0, codes[0]);
         assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), None, "one goes on");
-        lines.handle_at_end(Rank(1), codes[1]);
+        at_end(lines, 1, codes[1]);
         match lines.poll(Duration::ZERO, &ranks(2)) {
             Some(Step::Ask(step @ LineStep::PromiseEnd { .. })) => step,
             other => panic!("{other:?}"),
@@ -534,21 +546,21 @@ mod tests {
     fn the_processes_may_end_when_all_nodes_remember_that_all_ranks_have_come_to_their_ends() {
         let mut lines = begun(INTERVAL);
         let promise = asking_for_end(&mut lines, [0, 3]);
-        let end = JobEnd { failed: Some((Rank(1), 3)) };
-        let record = match lines.handle_answers(INTERVAL, promise, Some(&[has([0]), has([1])]), &ranks(2)) {
+        let end = JobEnd { failed: Some((Rank(1), node_of(1), 3)) };
+        let record = match lines.handle_answers(INTERVAL, &promise, Some(&[has([0]), has([1])]), &ranks(2)) {
             Some(Step::Ask(step @ LineStep::RecordEnd { .. })) => step,
             other => panic!("{other:?}"),
         };
-        assert!(matches!(record, LineStep::RecordEnd { end: of, .. } if of == end && end.code_of(Rank(0)) == 0));
+        assert!(matches!(record, LineStep::RecordEnd { end: ref of, .. } if *of == end && end.code_of(Rank(0)) == 0));
         let mut lost = lines.clone();
-        lost.phase = Phase::Asking(promise);
+        lost.phase = Phase::Asking(promise.clone());
         let asked = LineAnswer { restarted: vec![(Rank(1), Incarnation::restarted(1))], ..has([0]) };
-        assert_eq!(lost.handle_answers(INTERVAL, promise, Some(&[asked, has([1])]), &ranks(2)), None, "rank 1 was lost since");
+        assert_eq!(lost.handle_answers(INTERVAL, &promise, Some(&[asked, has([1])]), &ranks(2)), None, "rank 1 was lost since");
         let busy = LineAnswer { is_busy: true, ..LineAnswer::default() };
         let mut other = lines.clone();
-        assert_eq!(other.handle_answers(INTERVAL, record, Some(&[busy]), &ranks(2)), None, "one has not kept its promise");
+        assert_eq!(other.handle_answers(INTERVAL, &record, Some(&[busy]), &ranks(2)), None, "one has not kept its promise");
         assert!(matches!(other.poll(INTERVAL + AGAIN, &ranks(2)), Some(Step::Ask(LineStep::PromiseEnd { .. }))));
-        assert_eq!(lines.handle_answers(INTERVAL, record, Some(&[LineAnswer::default()]), &ranks(2)), Some(Step::LetGo));
+        assert_eq!(lines.handle_answers(INTERVAL, &record, Some(&[LineAnswer::default()]), &ranks(2)), Some(Step::LetGo));
         assert_eq!((lines.poll(INTERVAL * 9, &ranks(2)), lines.poll_timeout()), (None, None), "no line is made any more");
     }
 
@@ -556,14 +568,14 @@ mod tests {
     fn a_rank_that_is_lost_on_its_way_to_the_end_has_lines_made_again_until_it_says_so_once_more() {
         let mut lines = begun(Duration::ZERO);
         let promise = asking_for_end(&mut lines, [0, 0]);
-        assert_eq!(lines.handle_answers(Duration::ZERO, promise, Some(&[has([0])]), &ranks(2)), None);
+        assert_eq!(lines.handle_answers(Duration::ZERO, &promise, Some(&[has([0])]), &ranks(2)), None);
         assert_eq!(lines.poll(LEAST, &ranks(2)), Some(Step::Make(1)));
-        lines.handle_at_end(Rank(1), 0);
+        at_end(&mut lines, 1, 0);
         assert_eq!(lines.poll(LEAST, &ranks(2)), Some(Step::GiveUp(0, 1)));
         let Some(Step::Ask(promise)) = lines.poll(LEAST, &ranks(2)) else { panic!("{lines:?}") };
         // It is lost, and says so once more before the nodes have answered.
-        lines.handle_at_end(Rank(1), 0);
-        assert_eq!(lines.handle_answers(LEAST, promise, Some(&[has([0])]), &ranks(2)), None);
+        at_end(&mut lines, 1, 0);
+        assert_eq!(lines.handle_answers(LEAST, &promise, Some(&[has([0])]), &ranks(2)), None);
         assert!(matches!(lines.poll(LEAST, &ranks(2)), Some(Step::Ask(LineStep::PromiseEnd { .. }))));
     }
 
@@ -571,10 +583,10 @@ mod tests {
     fn what_one_node_remembers_is_decided_though_a_rank_is_lost_since() {
         let (end, mut lines) = (JobEnd { failed: None }, JobLines::new(Some(INTERVAL)));
         assert_eq!(lines.poll(Duration::ZERO, &ranks(2)), Some(Step::Ask(LineStep::Seek)));
-        let answer = LineAnswer { end: Some(end), ..LineAnswer::default() };
-        assert_eq!(lines.handle_answers(Duration::ZERO, LineStep::Seek, Some(&[has([]), answer.clone()]), &ranks(2)), None);
+        let answer = LineAnswer { end: Some(end.clone()), ..LineAnswer::default() };
+        assert_eq!(lines.handle_answers(Duration::ZERO, &LineStep::Seek, Some(&[has([]), answer.clone()]), &ranks(2)), None);
         let Some(Step::Ask(promise)) = lines.poll(LEAST, &ranks(2)) else { panic!("{lines:?}") };
-        let record = lines.handle_answers(LEAST, promise, Some(&[has([0]), answer]), &ranks(2));
+        let record = lines.handle_answers(LEAST, &promise, Some(&[has([0]), answer]), &ranks(2));
         assert!(matches!(record, Some(Step::Ask(LineStep::RecordEnd { end: of, .. })) if of == end), "rank 1 is lost");
     }
 }

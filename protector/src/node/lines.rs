@@ -72,14 +72,14 @@ impl Lines {
 
     /// How the job ends, if this node remembers that all ranks have come to their ends in this epoch: none is brought back.
     pub(super) fn end_of(&self, job: JobId, epoch: Epoch) -> Option<JobEnd> {
-        self.remembered.get(&job).filter(|known| known.epoch == epoch).and_then(|known| known.end)
+        self.remembered.get(&job).filter(|known| known.epoch == epoch).and_then(|known| known.end.clone())
     }
 
     /// A node remembers that all ranks have come to their ends.
     pub(super) fn handle_end(&mut self, job: JobId, epoch: Epoch, end: JobEnd) {
         let known = self.remembered(job, epoch);
         if known.epoch == epoch {
-            known.end = known.end.or(Some(end));
+            known.end.get_or_insert(end);
         }
     }
 
@@ -167,7 +167,7 @@ impl Node {
                     }
                 }
             }
-            Step::Ask(step) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
+            Step::Ask(step) => self.gather(now, Purpose::Line(job, epoch, step.clone()), &Query::Line { job, epoch, step }),
             Step::Complete(line) => {
                 self.tell_all(&PeerMessage::ToStore(job, ToStore::LineComplete { epoch, line }));
                 self.schedule_line(now, job);
@@ -209,7 +209,7 @@ impl Node {
         let answers: Vec<LineAnswer> = answers.into_values().filter_map(of).collect();
         if self.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch) {
             let answers = (!silent).then_some(&answers[..]);
-            self.step_lines(now, job, |lines, ranks| lines.handle_answers(now, step, answers, ranks));
+            self.step_lines(now, job, |lines, ranks| lines.handle_answers(now, &step, answers, ranks));
         }
     }
 
@@ -239,11 +239,11 @@ impl Node {
     }
 
     /// A host says that a rank has come to its end.
-    pub(super) fn handle_rank_at_end(&mut self, now: Duration, job: JobId, epoch: Epoch, rank: Rank, code: i32) {
+    pub(super) fn handle_rank_at_end(&mut self, now: Duration, from: &NodeId, job: JobId, epoch: Epoch, end: (Rank, i32)) {
         if self.homes.get(&job).is_some_and(|home| home.epoch() == epoch && home.has_lines()) {
             self.adopt_lines(now, job);
             self.step_lines(now, job, |lines, ranks| {
-                lines.handle_at_end(rank, code);
+                lines.handle_at_end(end.0, from.name.clone(), end.1);
                 lines.poll(now, ranks)
             });
         }
@@ -261,7 +261,9 @@ impl Node {
     pub(super) fn left_at_end(&self, process: ProcessId, epoch: Epoch) -> Option<ToHome> {
         let ProcessId { job, rank } = process;
         let end = self.lines.end_of(job, epoch)?;
-        Some(ToHome::Left { rank, epoch, status: ExitStatus::Code(end.code_of(rank)), phase: MpiPhase::After })
+        // No reason names the node of a rank that ends well.
+        let (node, code) = end.failure_of(rank).unwrap_or((&self.me().name, 0));
+        Some(ToHome::Left { rank, node: node.clone(), epoch, status: ExitStatus::Code(code), phase: MpiPhase::After })
     }
 
     /// Whether the home here has not asked yet what nodes remember of the job.
@@ -291,12 +293,13 @@ impl Node {
             LineStep::Record { line, round } => {
                 let is_kept = known.epoch == epoch && known.promise == Some((from.clone(), round));
                 known.complete = if is_kept { known.complete.max(line) } else { known.complete };
-                let answer = LineAnswer { recorded: known.complete, is_busy: !is_kept, end: known.end, ..LineAnswer::default() };
+                let answer =
+                    LineAnswer { recorded: known.complete, is_busy: !is_kept, end: known.end.clone(), ..LineAnswer::default() };
                 return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
             }
             LineStep::PromiseEnd { round } => {
                 known.promise = Some((from.clone(), round));
-                let end = known.end;
+                let end = known.end.clone();
                 let host = self.hosts.get(&job).filter(|host| host.epoch() == epoch);
                 let here = |rank| (rank, self.incarnation_here(ProcessId { job, rank }));
                 let has = host.map_or_else(Vec::new, |host| host.ranks_at_end().map(here).collect());
@@ -306,8 +309,8 @@ impl Node {
             }
             LineStep::RecordEnd { round, end } => {
                 let is_kept = known.epoch == epoch && known.promise == Some((from.clone(), round));
-                known.end = known.end.or(is_kept.then_some(end));
-                let answer = LineAnswer { is_busy: !is_kept, end: known.end, ..LineAnswer::default() };
+                known.end = known.end.take().or(is_kept.then_some(end));
+                let answer = LineAnswer { is_busy: !is_kept, end: known.end.clone(), ..LineAnswer::default() };
                 self.tell_host_of_end(now, job, epoch);
                 return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
             }
@@ -320,7 +323,7 @@ impl Node {
         let LineHeld { newest, has, lacks } = held;
         let is_busy = self.brings_back(job);
         let known = self.lines.remembered(job, epoch);
-        let (recorded, end) = (known.complete, known.end);
+        let (recorded, end) = (known.complete, known.end.clone());
         let restarted = self.restarted_ranks(job, epoch);
         let answer = LineAnswer { recorded, newest, is_busy, has, lacks, restarted, end };
         self.send(asker, PeerMessage::Answer(number, Answer::Line(answer)));

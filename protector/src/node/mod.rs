@@ -565,7 +565,7 @@ impl Node {
                 Answer::Hosts(has.then(|| self.protector().id.clone()))
             }
             Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
-            Query::Line { job, epoch, step } => return self.handle_line_query(now, from, number, (*job, *epoch), *step),
+            Query::Line { job, epoch, step } => return self.handle_line_query(now, from, number, (*job, *epoch), step.clone()),
             Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
             Query::Revive(revival) => Answer::Revived(self.revive(from, revival)),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),

@@ -122,7 +122,7 @@ impl Node {
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         self.with_home(now, job, |home| {
             let incarnation = Incarnation::launched_in(home.epoch());
-            home.handle_message(now, &me, ToHome::NoImage { rank, incarnation, why, signal: None });
+            home.handle_message(now, &me, ToHome::NoImage { rank, incarnation, why, crash: None });
         });
     }
 

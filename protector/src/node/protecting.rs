@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{Outcome, Ward};
-use radic_wire::peer::Left;
+use radic_wire::peer::{Crashed, Left};
 
 use super::recovery::Recovery;
 use super::stores::StoreOrder;
@@ -74,7 +74,7 @@ impl Node {
     pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: Option<i32>) {
         let wards = self.recovery.wards.get_mut(&job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&rank)).filter(|p| p.host == *from) else { return };
-        protected.crashed = signal;
+        protected.crashed = signal.map(|signal| Crashed { node: from.name.clone(), signal });
         if signal.is_some() {
             self.outputs.push_back(Output::Store(StoreOrder::Live(ProcessId { job, rank })));
         }

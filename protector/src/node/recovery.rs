@@ -13,7 +13,7 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
 use radic_wire::mac::key_space;
-use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
+use radic_wire::peer::{Crashed, PeerMessage, Query, RestartOrder, ToHome};
 use radic_wire::process::{FromNode, PayloadMode, Point, Restart};
 
 use super::endings::Endings;
@@ -116,14 +116,14 @@ impl Node {
         let protected = wards.ranks.get_mut(&process.rank);
         let Some(protected) = protected.filter(|p| p.recovering && p.incarnation == incarnation) else { return };
         protected.recovering = false;
-        let signal = protected.crashed.take();
+        let crash = protected.crashed.take();
         let home = wards.ward.placement.home().clone();
         if wards.ward.spec.protection.payload == PayloadMode::Sender {
             self.send(&home, PeerMessage::ToHome(job, ToHome::LineFailed { epoch, line: 0 }));
         }
         match result {
             Ok(restart) => self.restart_from(now, process, incarnation, restart),
-            Err(error) => self.handle_no_restart(now, &home, (process, incarnation), error, signal),
+            Err(error) => self.handle_no_restart(now, &home, (process, incarnation), error, crash),
         }
     }
 
@@ -134,15 +134,15 @@ impl Node {
         home: &NodeId,
         (process, incarnation): (ProcessId, Incarnation),
         error: store::NoRestart,
-        signal: Option<i32>,
+        crash: Option<Crashed>,
     ) {
         let (job, rank) = (process.job, process.rank);
         let hopeless = match error {
             store::NoRestart::NoImage => {
                 let why = "it was lost before a checkpoint of it was committed".to_owned();
-                ToHome::NoImage { rank, incarnation, why, signal }
+                ToHome::NoImage { rank, incarnation, why, crash }
             }
-            store::NoRestart::NotRestored => ToHome::NoImage { rank, incarnation, why: error.to_string(), signal: None },
+            store::NoRestart::NotRestored => ToHome::NoImage { rank, incarnation, why: error.to_string(), crash: None },
             error => ToHome::Lost { rank, incarnation, why: format!("it cannot be brought back: {error}") },
         };
         let protected = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank));
@@ -195,7 +195,7 @@ impl Node {
             return;
         };
         if protected.hopeless.is_none() {
-            let hopeless = ToHome::NoImage { rank, incarnation: protected.incarnation, why: why.clone(), signal: None };
+            let hopeless = ToHome::NoImage { rank, incarnation: protected.incarnation, why: why.clone(), crash: None };
             protected.hopeless = Some(hopeless.clone());
             self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
             self.send(&home, PeerMessage::ToHome(job, hopeless));

@@ -238,7 +238,7 @@ impl Node {
         let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
         let (rank, incarnation) = (process.rank, protected.incarnation);
         let home = wards.ward.placement.home().clone();
-        let hopeless = ToHome::NoImage { rank, incarnation, why, signal: None };
+        let hopeless = ToHome::NoImage { rank, incarnation, why, crash: None };
         (protected.protector, protected.hopeless) = (None, Some(hopeless.clone()));
         wards.ranks.insert(rank, protected);
         self.send(&home, PeerMessage::ToHome(process.job, hopeless));

@@ -20,7 +20,7 @@ use radic_wire::log::ImageRange;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{
-    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore,
+    Adoption, Crashed, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, StdinWanted, ToHome, ToHost, ToSession, ToStore,
 };
 use radic_wire::process::{Counters, Interval, Machine, Place, Point, Protect, Protection, StreamEnd};
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, Rank};
 use radic_wire::job::Ward;
-use radic_wire::peer::{Left, ToHome};
+use radic_wire::peer::{Crashed, Left, ToHome};
 
 /// A process that this node protects, or would protect in place of its protector.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub(super) struct Protected {
     pub(super) recovering: bool,
     /// Why the process is not brought back, as its home was told. That home may have been lost since.
     pub(super) hopeless: Option<ToHome>,
-    /// The signal that ended the process, if it is brought back because of a crash.
-    pub(super) crashed: Option<i32>,
+    /// How the process has crashed, if it is brought back because of that.
+    pub(super) crashed: Option<Crashed>,
     /// The address of the node where the process was first launched, if that is not its host.
     pub(super) origin: Option<IpAddr>,
 }

@@ -10,7 +10,7 @@ use super::standing::Standing;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::fault::Fault;
-use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use crate::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use crate::job::{Outcome, Ward};
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Place, Protection, StreamEnd};
@@ -45,17 +45,23 @@ pub struct HeldCauses {
 }
 
 /// All ranks of a job have come to their ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEnd {
-    /// The first rank with a code that is not 0, and the code.
-    pub failed: Option<(Rank, i32)>,
+    /// The first rank with a code that is not 0, the node where it came to its end, and the code.
+    pub failed: Option<(Rank, NodeName, i32)>,
 }
 
 impl JobEnd {
+    /// If this rank is the one that fails: the node where it came to its end, and its code.
+    #[must_use]
+    pub fn failure_of(&self, rank: Rank) -> Option<(&NodeName, i32)> {
+        self.failed.as_ref().filter(|(failed, ..)| *failed == rank).map(|(_, node, code)| (node, *code))
+    }
+
     /// The code with which this rank was about to exit, as far as that matters to the job.
     #[must_use]
     pub fn code_of(&self, rank: Rank) -> i32 {
-        self.failed.filter(|(failed, _)| *failed == rank).map_or(0, |(_, code)| code)
+        self.failure_of(rank).map_or(0, |(_, code)| code)
     }
 }
 
@@ -315,7 +321,7 @@ pub enum Answer {
 }
 
 /// A step on the way of a recovery line to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LineStep {
     /// A new home asks which lines there are.
     Seek,

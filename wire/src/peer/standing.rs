@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::determinant::StreamId;
-use crate::ids::{Incarnation, NodeId, Rank};
+use crate::ids::{Incarnation, NodeId, NodeName, Rank};
 use crate::job::{ExitStatus, Ward};
 use crate::process::StreamEnd;
 
@@ -42,6 +42,15 @@ pub struct Left {
     pub phase: MpiPhase,
     /// The ends of what it has sent.
     pub finals: Vec<(StreamId, StreamEnd)>,
+}
+
+/// How a process that was live has crashed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crashed {
+    /// The node where it ran.
+    pub node: NodeName,
+    /// The signal that has ended it.
+    pub signal: i32,
 }
 
 /// How far a process has come with MPI, as its PMI connection shows.

@@ -1,8 +1,8 @@
 //! The fence in which ranks wait for each other: what hosts say of it, and ranks that end.
 
-use radic_wire::ids::{NodeId, Rank};
+use radic_wire::ids::{NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, Outcome};
-use radic_wire::peer::{MpiPhase, ToHost};
+use radic_wire::peer::ToHost;
 
 use super::{Home, HomeOutput, Phase};
 use crate::node::fences::{Behind, Entered, Stuck};
@@ -27,21 +27,25 @@ impl Home {
         }
     }
 
-    /// A rank has ended without leaving others within MPI: it enters no fence any more.
-    pub(super) fn leave_fences(&mut self, rank: Rank, phase: MpiPhase) {
-        let has_finalized = phase == MpiPhase::After;
-        if let Some((number, entries)) = self.fences.leave(rank, has_finalized, self.spec.ranks) {
+    /// A rank has ended after MPI_Finalize: no fence waits for it any more.
+    pub(super) fn leave_fences(&mut self, rank: Rank) {
+        if let Some((number, entries)) = self.fences.leave(rank, self.spec.ranks) {
             self.tell_hosts(&ToHost::Release { number, entries });
         }
+        self.look_at_fence();
+    }
+
+    /// A rank has ended well at this node, without MPI: it enters no fence.
+    pub(super) fn keep_out_of_fences(&mut self, rank: Rank, node: NodeName) {
+        self.fences.keep_out(rank, node);
         self.look_at_fence();
     }
 
     /// Ends the job if ranks wait in a fence for one that never comes.
     fn look_at_fence(&mut self) {
         if self.phase == Phase::Running
-            && let Some(Stuck { ended, waiting }) = self.fences.stuck()
+            && let Some(Stuck { ended, node, waiting }) = self.fences.stuck()
         {
-            let node = self.placement.node_of(ended).expect("a rank of the job").name.clone();
             self.end(Outcome { code: 1, reason: EndReason::FenceMissed { rank: ended, node, waiting } });
         }
     }

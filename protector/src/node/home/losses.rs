@@ -41,18 +41,33 @@ impl Home {
         }
     }
 
-    /// A rank has ended: whether the job ends with it.
+    /// A rank had ended at this node before the node was lost, and this home may not have heard of it.
+    pub(super) fn handle_left(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
+        if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
+            let goes_on = self.placement.node_of(rank).expect("it knows the rank").clone();
+            if self.placement.ranks_on(&goes_on).all(|rank| self.ranks[rank.0 as usize] == RankState::Ended) {
+                // No rank comes back to that node, so it has nothing to report.
+                self.unreported.remove(&goes_on);
+            }
+            self.end_output(rank);
+            self.handle_exit(rank, node, status, phase);
+        }
+    }
+
+    /// A rank has ended at this node: whether the job ends with it. The placement does not say where that was, for the node may
+    /// have been lost since: then it names the node where the rank would have gone on.
     pub(super) fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
         let failed = || EndReason::RankFailed { rank, node: node.clone(), status };
         match (status, phase) {
-            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => self.leave_fences(rank, phase),
+            (ExitStatus::Code(0), MpiPhase::Before) => self.keep_out_of_fences(rank, node),
+            (ExitStatus::Code(0), MpiPhase::After) => self.leave_fences(rank),
             (ExitStatus::Code(0), MpiPhase::Within) => {
                 self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
             }
             // After MPI_Finalize no other rank waits for this one: the others finish, and the job fails with this code.
             (ExitStatus::Code(code), MpiPhase::After) => {
                 self.outcome.get_or_insert(Outcome { code, reason: failed() });
-                self.leave_fences(rank, phase);
+                self.leave_fences(rank);
             }
             // A home that was lost had ended it, with the job.
             (ExitStatus::Ended(_), _) => {

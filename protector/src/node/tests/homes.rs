@@ -93,7 +93,7 @@ fn a_gap_in_the_output_ends_the_job() {
 fn what_is_said_of_an_incarnation_before_says_nothing_of_the_next_one() {
     let mut home = home_of(2);
     let now = Duration::ZERO;
-    let lost = ToHome::NoImage { rank: Rank(1), incarnation: Incarnation::FIRST, why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(1), incarnation: Incarnation::FIRST, why: "lost".to_owned(), crash: None };
     home.handle_message(now, &id(1), lost);
     home.handle_message(now, &id(1), of_host(FromHost::Gone));
     home.handle_message(now, &id(2), of_host(FromHost::Gone));
@@ -135,7 +135,7 @@ fn an_epoch_that_the_home_before_has_begun_is_not_given_again() {
         rank: Rank(0),
         incarnation: Incarnation::launched_in(begun).next(),
         why: "lost".to_owned(),
-        signal: None,
+        crash: None,
     };
     for knows in [None, Some(no_image)] {
         let (now, mut home) = (Duration::ZERO, adopted());
@@ -156,7 +156,7 @@ fn an_epoch_that_the_home_before_has_begun_is_not_given_again() {
 #[test]
 fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     let mut home = adopted();
-    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), crash: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     let ends = |home: &mut Home| {
         let outputs = std::iter::from_fn(|| home.poll_output());
@@ -335,12 +335,45 @@ fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
     let (now, mut home) = (Duration::ZERO, adopted());
     for (rank, node) in [(Rank(0), id(3)), (Rank(1), id(4))] {
         let (status, phase) = (ExitStatus::Code(0), MpiPhase::After);
-        home.handle_message(now, &node, ToHome::Left { rank, epoch: Epoch::FIRST, status, phase });
+        home.handle_message(now, &node, ToHome::Left { rank, node: node.name.clone(), epoch: Epoch::FIRST, status, phase });
     }
     home.handle_message(now, &id(3), of_host(FromHost::Gone));
     home.handle_message(now, &id(4), of_host(FromHost::Gone));
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Ended)));
     assert_eq!(home.last_word(), Some(&Outcome { code: 0, reason: EndReason::Finished }));
+}
+
+/// Rank 1 had ended at n2, which is lost: the placement names the node where the rank would have gone on. The reason names n2,
+/// whichever way the home hears of the end.
+#[test]
+fn the_reason_names_the_node_where_the_rank_had_ended() {
+    let (now, rank, epoch, lost) = (Duration::ZERO, Rank(1), Epoch::FIRST, id(2).name);
+    let left = |status, phase| ToHome::Left { rank, node: id(2).name, epoch, status, phase };
+    let status = ExitStatus::Signal(libc::SIGSEGV);
+    let failed = EndReason::RankFailed { rank, node: lost.clone(), status };
+    let mut home = adopted();
+    home.handle_message(now, &id(4), left(status, MpiPhase::Within));
+    assert_eq!(home.outcome().map(|outcome| &outcome.reason), Some(&failed), "it was left alone");
+
+    let mut home = adopted();
+    home.handle_message(now, &id(4), left(ExitStatus::Code(0), MpiPhase::Before));
+    home.handle_message(now, &id(3), of_host(FromHost::Fence { number: 1, ranks: vec![Rank(0)], entries: Vec::new() }));
+    let missed = EndReason::FenceMissed { rank, node: lost.clone(), waiting: vec![Rank(0)] };
+    assert_eq!(home.outcome().map(|outcome| &outcome.reason), Some(&missed), "it never entered a fence");
+
+    let mut home = home_of(2);
+    for restarts in 1..=2 {
+        let incarnation = Incarnation::launched_in(home.epoch()).next();
+        let crash = Some(Crashed { node: lost.clone(), signal: libc::SIGSEGV });
+        if restarts == 2 {
+            home.handle_moved(now, &id(2), Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1] });
+        }
+        home.handle_message(now, &id(3), ToHome::NoImage { rank, incarnation, why: "no image".to_owned(), crash });
+        for node in [id(1), id(2)].iter().filter(|_| restarts == 1) {
+            home.handle_message(now, node, of_host(FromHost::Gone));
+        }
+    }
+    assert_eq!(home.outcome().map(|outcome| &outcome.reason), Some(&failed), "it has crashed twice before its first checkpoint");
 }
 
 /// A node hears of a job's next home before it hears that the home before is lost, and that one says meanwhile that the job is
@@ -380,7 +413,7 @@ fn a_job_that_was_about_to_restart_does_so_under_its_next_home() {
 #[test]
 fn a_home_that_was_adopted_is_given_up_while_its_job_restarts() {
     let mut home = adopted();
-    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), crash: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Gone));
     home.handle_node_lost(Duration::ZERO, &id(4), "no majority");

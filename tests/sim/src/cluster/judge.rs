@@ -58,6 +58,7 @@ impl World {
     /// How the job may end: well; without a majority also with an error that says so.
     pub fn check_outcome(&mut self) {
         let outcome = self.terminal.outcome.clone().expect("it has ended");
+        self.check_place(&outcome.reason);
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }
@@ -98,6 +99,18 @@ impl World {
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
+    }
+
+    /// Where the reason says that a rank has ended, a process of it has.
+    fn check_place(&self, reason: &EndReason) {
+        let (EndReason::RankFailed { rank, node, .. }
+        | EndReason::NotFinalized { rank, node }
+        | EndReason::FenceMissed { rank, node, .. }) = reason
+        else {
+            return;
+        };
+        let mut processes = self.processes.iter().filter(|process| process.id.rank == *rank && process.ended.is_some());
+        assert!(processes.any(|process| name(process.machine) == *node), "end: no process has ended there: {reason:?}");
     }
 
     /// Whether a process has crashed so often that it is not brought back: its job ends.
