@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::caller::{self, Caller as Called, Heard};
+use radic_observer::caller::{self, Caller as Called, Heard, Refusal, Refuse};
 use radic_observer::connect::{Connect, Dialed, Outcome, Own, PAUSE, Step, UntilBack};
 use radic_observer::connection::Slot;
 use radic_observer::found::{Found, Peer};
 use radic_observer::links::{Ending, Links};
-use radic_observer::listener::{self, Addresses, Listen, Reopen, Reopening};
+use radic_observer::listener::{self, Addresses, Close, Closing, Listen, Reopen, Reopening};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};
 use radic_wire::determinant::{Determinant, StreamId};
@@ -92,6 +92,9 @@ pub struct Calls {
     listener: Option<SocketAddr>,
     /// The `listen` that is under way.
     listen: Option<Listen>,
+    /// Its `close` that is under way, and what becomes of the first caller.
+    closing: Option<Closing>,
+    refusal: Option<Refusal>,
     /// What is asked by its `bind`, and from when on again.
     claim: Option<(UntilBack, Duration)>,
     /// The first caller, once a thread is about to take it.
@@ -249,6 +252,12 @@ impl World {
                 let found = Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster };
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
             }
+            FromNode::Caller { caller, .. } if self.lib(pid).calls.refusal.is_some() => {
+                self.lib(pid).calls.refusal.iter_mut().for_each(|refusal| refusal.handle_named(caller));
+                if self.refuse_waiting((pid, thread)) {
+                    self.go_on_closing((pid, thread));
+                }
+            }
             FromNode::Caller { caller, .. } => {
                 let is_reset = self.is_first_reset(pid);
                 let called = self.lib(pid).calls.caller.as_mut().expect("a caller was asked about");
@@ -361,6 +370,60 @@ impl World {
         self.net.listeners.insert(at, Owner::Process(pid));
         self.lib(pid).calls.listener = Some(at);
         at
+    }
+
+    /// `close` of the listener.
+    pub fn app_unlisten(&mut self, (pid, thread): Caller) {
+        let lib = self.lib(pid);
+        lib.calls.closing = Some(Closing::new(LISTENER, lib.observer.is_replaying()));
+        self.go_on_closing((pid, thread));
+    }
+
+    /// Does what [`Closing`] says, until its node is to answer or the listener is closed.
+    fn go_on_closing(&mut self, (pid, thread): Caller) {
+        loop {
+            let lib = self.lib(pid);
+            let closing = lib.calls.closing.as_mut().expect("it is in close");
+            match closing.next(&mut lib.program.listeners) {
+                Close::Refuse if !self.refuse_waiting((pid, thread)) => return,
+                Close::Refuse => {}
+                Close::Tell(message) => self.tell_of_listener(pid, message),
+                Close::Over => break,
+            }
+        }
+        let calls = &mut self.lib(pid).calls;
+        calls.closing = None;
+        let (there, backlog) = (calls.listener.take(), std::mem::take(&mut calls.backlog));
+        there.into_iter().for_each(|there| _ = self.net.listeners.remove(&there));
+        backlog.into_iter().for_each(|(conn, _)| self.reset(conn, 1));
+        let thread = &mut self.lib(pid).program.threads[thread];
+        thread.app.handle_unlistened();
+        thread.calls += 1;
+    }
+
+    /// Refuses all callers that wait, as [`Refusal`] says. False: its node is to answer first.
+    fn refuse_waiting(&mut self, (pid, thread): Caller) -> bool {
+        while let Some((conn, _)) = self.lib(pid).calls.backlog.front() {
+            let (conn, is_reset) = (*conn, self.is_first_reset(pid));
+            let from = self.net.conns[conn].from;
+            match self.lib(pid).calls.refusal.get_or_insert_with(|| Refusal::new(is_reset)).next() {
+                Refuse::Ask => {
+                    self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
+                    return false;
+                }
+                Refuse::SendOff => self.tell_node(pid, ToNode::Greeted(from)),
+                Refuse::Finish(stream, end) => {
+                    self.counts.refused += 1;
+                    self.tell_node(pid, ToNode::Finished { stream, end });
+                }
+                Refuse::Reset => {
+                    let calls = &mut self.lib(pid).calls;
+                    (_, _) = (calls.refusal.take(), calls.backlog.pop_front());
+                    self.reset(conn, 1);
+                }
+            }
+        }
+        true
     }
 
     /// The listener of a program that has come back: that of its image is dead.

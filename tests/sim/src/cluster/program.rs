@@ -198,6 +198,10 @@ impl World {
             Op::Clock { clock } => self.app_clock(caller, clock),
             Op::Random { count } => self.app_random(caller, count),
             Op::Listen => self.app_listen(caller),
+            Op::Unlisten => {
+                self.app_unlisten(caller);
+                Ok(())
+            }
             Op::Connect { fd, peer, blocking } => self.app_connect(caller, fd, peer, blocking),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
             Op::Poll { blocking } => self.app_poll(caller, blocking),
