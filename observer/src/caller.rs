@@ -192,7 +192,7 @@ impl Refusal {
     }
 
     /// What is to be done next. The question and the reset are said again and again, the two words to the node once.
-    pub fn next(&mut self) -> Refuse {
+    pub fn next_step(&mut self) -> Refuse {
         match self.stage {
             Refused::LetIn => Refuse::Ask,
             Refused::Named(connection) => {
@@ -325,20 +325,20 @@ mod tests {
     #[test]
     fn a_caller_that_is_refused_is_sent_off_and_its_connection_is_over() {
         let mut refusal = Refusal::new(false);
-        assert_eq!((refusal.next(), refusal.next()), (Refuse::Ask, Refuse::Ask), "its node has not answered");
+        assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Ask, Refuse::Ask), "its node has not answered");
         refusal.handle_named(Some(connection(1, 4)));
-        assert_eq!(refusal.next(), Refuse::SendOff);
+        assert_eq!(refusal.next_step(), Refuse::SendOff);
         let stream = StreamId { connection: connection(1, 4), from_opener: false };
-        assert_eq!(refusal.next(), Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 }));
-        assert_eq!((refusal.next(), refusal.next()), (Refuse::Reset, Refuse::Reset));
+        assert_eq!(refusal.next_step(), Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 }));
+        assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Reset, Refuse::Reset));
     }
 
     #[test]
     fn of_a_caller_that_is_unprotected_or_gone_no_node_hears() {
-        assert_eq!(Refusal::new(true).next(), Refuse::Reset, "its node is not asked: the caller comes once more");
+        assert_eq!(Refusal::new(true).next_step(), Refuse::Reset, "its node is not asked: the caller comes once more");
         let mut refusal = Refusal::new(false);
         refusal.handle_named(None);
-        assert_eq!(refusal.next(), Refuse::Reset);
+        assert_eq!(refusal.next_step(), Refuse::Reset);
     }
 
     #[test]

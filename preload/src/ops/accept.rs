@@ -274,7 +274,7 @@ fn refuse_waiting(layer: &mut Layer, listener: i32) {
 fn refuse(layer: &mut Layer, fd: &OwnedFd, from: SocketAddr) {
     let mut refusal = Refusal::new(is_reset(fd));
     loop {
-        match refusal.next() {
+        match refusal.next_step() {
             Refuse::Ask => refusal.handle_named(ask_caller(layer, canonical(from))),
             Refuse::SendOff => send_off(layer, from),
             Refuse::Finish(stream, end) => _ = layer.node.send(&ToNode::Finished { stream, end }),

@@ -406,7 +406,7 @@ impl World {
         while let Some((conn, _)) = self.lib(pid).calls.backlog.front() {
             let (conn, is_reset) = (*conn, self.is_first_reset(pid));
             let from = self.net.conns[conn].from;
-            match self.lib(pid).calls.refusal.get_or_insert_with(|| Refusal::new(is_reset)).next() {
+            match self.lib(pid).calls.refusal.get_or_insert_with(|| Refusal::new(is_reset)).next_step() {
                 Refuse::Ask => {
                     self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
                     return false;
