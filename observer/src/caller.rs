@@ -8,11 +8,15 @@
 //! - *A protected process.* Its greeting says which incarnation calls, and whether it is the process that the node has named. A
 //!   caller that greets at once is offered to the program. One that does not is one among those at the door: its program makes
 //!   no call just now, and its `connect` has not waited. Any other is closed: it is gone already, or calls once more.
+//!
+//! A caller that waits at a listener which the program closes is refused ([`Refusal`]). To its program the connection was made. A
+//! reset alone would say that the link has broken, and that the connection is to be made again. So the node is told that it is over.
 
 use std::time::Duration;
 
-use radic_wire::determinant::ConnectionId;
+use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::log::Greeting;
+use radic_wire::process::StreamEnd;
 #[cfg(doc)]
 use radic_wire::process::ToNode;
 
@@ -149,6 +153,71 @@ impl Caller {
     }
 }
 
+/// What is to be done next with a caller that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refuse {
+    /// Ask the node by [`ToNode::Accepted`] which process calls: [`Refusal::handle_named`].
+    Ask,
+    /// The caller is dealt with: say so to the node by [`ToNode::Greeted`].
+    SendOff,
+    /// Its connection is over: say so to the node by [`ToNode::Finished`].
+    Finish(StreamId, StreamEnd),
+    /// End the connection by a reset, as the system does it with those that no process has accepted.
+    Reset,
+}
+
+/// How far a refusal is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    /// The system has let the caller in.
+    LetIn,
+    /// Its node has named this connection.
+    Named(ConnectionId),
+    /// Its node need not know of the caller any more.
+    SentOff(ConnectionId),
+    /// The connection is to end.
+    Over,
+}
+
+/// A caller that has waited at a listener of the program until that was closed. See the module's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    stage: Refused,
+}
+
+impl Refusal {
+    /// The system has let the caller in. `is_over`: the connection is over already. Its caller has given it up, and comes once more.
+    pub fn new(is_over: bool) -> Self {
+        Refusal { stage: if is_over { Refused::Over } else { Refused::LetIn } }
+    }
+
+    /// What is to be done next. The question and the reset are said again and again, the two words to the node once.
+    pub fn next_step(&mut self) -> Refuse {
+        match self.stage {
+            Refused::LetIn => Refuse::Ask,
+            Refused::Named(connection) => {
+                self.stage = Refused::SentOff(connection);
+                Refuse::SendOff
+            }
+            Refused::SentOff(connection) => {
+                self.stage = Refused::Over;
+                let stream = StreamId { connection, from_opener: false };
+                Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 })
+            }
+            Refused::Over => Refuse::Reset,
+        }
+    }
+
+    /// The node has said which protected process calls, if one does. Of a connection with any other the node need not hear.
+    ///
+    /// # Panics
+    /// If this was not asked.
+    pub fn handle_named(&mut self, caller: Option<ConnectionId>) {
+        assert_eq!(self.stage, Refused::LetIn, "the node is asked once which process calls");
+        self.stage = caller.map_or(Refused::Over, Refused::Named);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -251,5 +320,30 @@ mod tests {
         let mut caller = Caller::new();
         caller.handle_named(Some(connection(1, 1)), || false);
         caller.handle_named(None, || false);
+    }
+
+    #[test]
+    fn a_caller_that_is_refused_is_sent_off_and_its_connection_is_over() {
+        let mut refusal = Refusal::new(false);
+        assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Ask, Refuse::Ask), "its node has not answered");
+        refusal.handle_named(Some(connection(1, 4)));
+        assert_eq!(refusal.next_step(), Refuse::SendOff);
+        let stream = StreamId { connection: connection(1, 4), from_opener: false };
+        assert_eq!(refusal.next_step(), Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 }));
+        assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Reset, Refuse::Reset));
+    }
+
+    #[test]
+    fn of_a_caller_that_is_unprotected_or_gone_no_node_hears() {
+        assert_eq!(Refusal::new(true).next_step(), Refuse::Reset, "its node is not asked: the caller comes once more");
+        let mut refusal = Refusal::new(false);
+        refusal.handle_named(None);
+        assert_eq!(refusal.next_step(), Refuse::Reset);
+    }
+
+    #[test]
+    #[should_panic(expected = "the node is asked once")]
+    fn a_caller_that_is_gone_is_not_named() {
+        Refusal::new(true).handle_named(Some(connection(1, 1)));
     }
 }

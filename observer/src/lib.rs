@@ -8,7 +8,8 @@
 //! - [`pressure`]: when the outbox needs a recovery line;
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
-//! - [`caller`]: a caller that a listener of the program has got, until the program gets it from `accept`;
+//! - [`caller`]: a caller that a listener of the program has got, until the program gets it from `accept` or closes the listener;
+//! - [`listener`]: where the program listens, and what the node hears of that;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
 //! - [`output`]: what was printed, and is printed once more after a restart (G3);
@@ -35,6 +36,7 @@ pub mod gate;
 pub mod haste;
 pub mod journal;
 pub mod links;
+pub mod listener;
 mod observer;
 pub mod outbox;
 pub mod output;

@@ -34,10 +34,10 @@ use radic_observer::Observer;
 use radic_observer::connection::Slot;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
+use radic_observer::listener::Listeners;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_observer::standstill::Standstill;
-use radic_wire::address::canonical;
 use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
 use rustix::io::Errno;
@@ -150,7 +150,7 @@ pub struct Layer {
     /// Calls that reach no protected process.
     pub(crate) calls: Calls,
     /// Where the program listens.
-    pub(crate) listeners: Vec<(i32, SocketAddr)>,
+    pub(crate) listeners: Listeners,
     /// Further descriptors of connections, and the one that the observer knows.
     pub(crate) aliases: Vec<(i32, i32)>,
     /// The job's key.
@@ -213,7 +213,7 @@ impl Layer {
 
     /// Whether one of those that have arrived is for this listener.
     pub fn has_arrived(&self, listener: i32) -> bool {
-        self.arrived.iter().any(|arrived| has_called(&self.listeners, arrived, listener))
+        self.arrived.iter().any(|arrived| self.listeners.takes(listener as u32, arrived.to))
     }
 
     /// The descriptor by which the observer knows the connection on `fd`.
@@ -222,40 +222,5 @@ impl Layer {
             return fd;
         }
         self.aliases.iter().find(|(alias, _)| *alias == fd).map_or(fd, |(_, primary)| *primary)
-    }
-}
-
-/// Whether a connection that has arrived called where this listener is. Where no listener is any more, any will do.
-pub fn has_called(listeners: &[(i32, SocketAddr)], arrived: &Arrived, listener: i32) -> bool {
-    let takes = |address: &SocketAddr, to: SocketAddr| {
-        address.port() == to.port() && (address.ip() == to.ip() || address.ip().is_unspecified() || to.ip().is_unspecified())
-    };
-    let is_there = |address: &SocketAddr| arrived.to.is_some_and(|to| takes(address, canonical(to)));
-    let mut there = listeners.iter().filter(|(_, address)| is_there(address)).peekable();
-    there.peek().is_none() || there.any(|(fd, _)| *fd == listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use radic_wire::determinant::ConnectionId;
-    use radic_wire::ids::{JobId, ProcessId, Rank};
-
-    use super::*;
-
-    #[test]
-    fn a_connection_that_has_come_to_the_door_is_for_the_listener_that_was_called() {
-        let at = |address: &str| address.parse::<SocketAddr>().expect("an address");
-        let opener = ProcessId { job: JobId::from_bits(7), rank: Rank(0) };
-        let connection = ConnectionId { opener, number: 0 };
-        let called = |to: Option<&str>| Arrived { connection, fd: 9, peer: at("10.0.0.1:1"), local: None, to: to.map(at) };
-        let listeners = [(3, at("10.0.0.2:80")), (4, at("0.0.0.0:81")), (5, at("[::]:81")), (4, at("10.0.0.2:82"))];
-        let takers = |to: Option<&str>| [3, 4, 5].map(|fd| has_called(&listeners, &called(to), fd));
-        assert_eq!(takers(Some("10.0.0.2:80")), [true, false, false]);
-        assert_eq!(takers(Some("[::ffff:10.0.0.2]:80")), [true, false, false]);
-        assert_eq!(takers(Some("10.0.0.2:81")), [false, true, true]);
-        assert_eq!(takers(Some("10.0.0.2:82")), [false, true, false]);
-        assert_eq!(takers(Some("0.0.0.0:80")), [true, false, false], "this machine");
-        assert_eq!(takers(Some("10.0.0.2:99")), [true; 3], "it listens there no more");
-        assert_eq!(takers(None), [true; 3]);
     }
 }

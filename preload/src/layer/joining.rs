@@ -7,6 +7,7 @@ use std::time::Duration;
 use radic_observer::causes::Bounds;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
+use radic_observer::listener::Listeners;
 use radic_observer::outbox::PARTS;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::{REPLACED, Session};
@@ -145,7 +146,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         names: BTreeMap::new(),
         bound: BTreeMap::new(),
         calls: Calls::default(),
-        listeners: Vec::with_capacity(64),
+        listeners: Listeners::new(),
         aliases: Vec::with_capacity(16),
         key,
         foreign: Vec::new(),

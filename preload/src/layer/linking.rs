@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Install, Links, SocketId};
+use radic_observer::listener::{Reopen, Reopening};
 use radic_observer::{Context, Error, Failure};
 use radic_wire::address::canonical;
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -127,25 +128,22 @@ impl Layer {
         self.sockets.door.as_ref().map(|(_, at)| at.port())
     }
 
-    /// Fresh sockets for the program's listeners: those of an earlier incarnation are dead. The node is told where each listens now.
+    /// Fresh sockets for the program's listeners, as [`Reopening`] says: those of an earlier incarnation are dead.
     pub fn relisten(&mut self) -> Result<(), Errno> {
         let Some(ip) = self.door_ip() else { return Ok(()) };
-        let listeners = self.listeners.clone();
-        let mut done: Vec<(i32, SocketAddr)> = Vec::new();
-        for (fd, address) in listeners {
-            let at = match done.iter().find(|(known, _)| *known == fd) {
-                Some((_, at)) => *at,
-                None => {
+        let mut reopening = Reopening::new();
+        loop {
+            match reopening.next(&self.listeners) {
+                Reopen::Open(fd) => {
                     let (socket, at) = listen(ip)?;
-                    self.put(fd, socket.as_fd())?.into_iter().for_each(sys::close_own);
+                    self.put(fd as i32, socket.as_fd())?.into_iter().for_each(sys::close_own);
                     sys::close_own(socket);
-                    done.push((fd, at));
-                    at
+                    reopening.handle_opened(&mut self.listeners, at);
                 }
-            };
-            self.node.send(&ToNode::ListeningAt { address, at })?;
+                Reopen::Tell(message) => self.node.send(&message)?,
+                Reopen::Over => return Ok(()),
+            }
         }
-        Ok(())
     }
 
     fn take_visitors(&mut self) {

@@ -1,16 +1,17 @@
 //! Being called: `listen` and `accept`.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use radic_observer::caller::{Caller, Heard, Step};
+use radic_observer::caller::{Caller, Heard, Refusal, Refuse, Step};
+use radic_observer::listener::{self, Addresses, Close, Closing, Listen};
 use radic_observer::{Accept, Error, Wait};
 use radic_wire::address::canonical;
-use radic_wire::determinant::{Call, ConnectionId, StreamId};
+use radic_wire::determinant::{Call, ConnectionId};
 use radic_wire::ids::Incarnation;
 use radic_wire::log::Greeting;
-use radic_wire::process::{FromNode, StreamEnd, ToNode};
+use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
@@ -22,40 +23,43 @@ use crate::counters::{self, Counter};
 use crate::ending::{self, sure};
 use crate::fds::{self, Kind};
 use crate::greeting::{Incoming, To};
-use crate::layer::{self, Arrived, Held, Layer, Names, has_called};
+use crate::layer::{self, Arrived, Held, Layer, Names};
 use crate::{sockets, sys, watches};
 
-/// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this
-/// one: so its node knows before the kernel does.
+/// `listen`, as [`Listen`] says. None: it passes through.
 pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
     if !address::is_tcp(fd) || !(0..fds::DESCRIPTORS as i32).contains(&fd) || fds::kind(fd) == Kind::Listener {
         return None;
     }
     let mut layer = layer::enter()?;
     let bound = layer.bound.get(&fd).copied().or_else(|| sockets::local(fd));
-    // No caller can know a port that the kernel is still to choose; and the callers of a process that catches up are told to wait.
-    let told = bound.filter(|told| told.port() != 0 && !layer.is_replayed());
-    let known: Vec<_> = told.iter().flat_map(|told| listened_at(fd, *told)).collect();
-    known.iter().for_each(|address| announce(&mut layer, *address));
-    let result = rustix::net::listen(sys::borrow(fd), backlog);
-    if result.is_ok() {
-        listening(layer, fd);
-        return Some(result);
+    let mut listen = Listen::new(fd as u32, bound.map(|told| addresses_of(fd, told)), layer.is_replayed());
+    let mut result = Ok(());
+    loop {
+        match listen.next(&layer.listeners) {
+            listener::Step::Announce(address) => {
+                announce(&mut layer, address);
+                listen.handle_announced();
+            }
+            listener::Step::Listen => {
+                result = rustix::net::listen(sys::borrow(fd), backlog);
+                match result {
+                    Ok(()) => match listening(layer, fd, &mut listen) {
+                        Ok(held) => layer = held,
+                        Err(_) => return Some(result),
+                    },
+                    Err(_) => listen.handle_failed(),
+                }
+            }
+            listener::Step::Tell(address, message) => tell(&mut layer, address, &message),
+            listener::Step::Over => return Some(result),
+        }
     }
-    for address in known {
-        // The address may be in use by another listener of this process; that is why this listen failed.
-        let other = layer.listeners.iter().find(|(_, other)| *other == address).map(|(fd, _)| *fd);
-        let said = other.map_or(ToNode::NotListening(address), |other| listens(&layer, other, address));
-        tell(&mut layer, address, &said);
-    }
-    Some(result)
 }
 
-/// The addresses of a listener: a socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
-pub fn listened_at(fd: i32, told: SocketAddr) -> impl Iterator<Item = SocketAddr> {
-    let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
-    let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
-    std::iter::once(canonical(told)).chain(v4)
+/// The addresses of a listener: it is looked whether one for all addresses of IPv6 takes those of IPv4 too.
+pub fn addresses_of(fd: i32, told: SocketAddr) -> Addresses {
+    Addresses::of(told, || sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false))
 }
 
 fn announce(layer: &mut Layer, address: SocketAddr) {
@@ -72,30 +76,15 @@ fn tell(layer: &mut Layer, address: SocketAddr, message: &ToNode) {
     }
 }
 
-/// After a successful `listen`.
-fn listening(layer: Held, fd: i32) {
-    let Ok((mut layer, told)) = address::of_listener(layer, fd) else { return };
+/// After a successful `listen`. An error: the descriptor is no listener of ours.
+fn listening(layer: Held, fd: i32, listen: &mut Listen) -> Result<Held, Errno> {
+    let (mut layer, told) = address::of_listener(layer, fd)?;
     if !fds::set(fd, Kind::Listener, flags_say_blocking(fd)) {
-        return;
+        return Err(Errno::INVAL);
     }
-    for address in listened_at(fd, told) {
-        layer.listeners.push((fd, address));
-        let said = listens(&layer, fd, address);
-        tell(&mut layer, address, &said);
-    }
-}
-
-/// The message that `fd` listens at `address`, as the program sees it.
-fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
-    let told = layer.bound.get(&fd).copied().unwrap_or(address);
-    elsewhere(layer, fd, told).map_or(ToNode::Listening(address), |at| ToNode::ListeningAt { address, at })
-}
-
-/// Where the listener really is, if it is not where the program was told.
-fn elsewhere(layer: &Layer, fd: i32, told: SocketAddr) -> Option<SocketAddr> {
-    let real = sockets::local(fd).filter(|real| *real != told)?;
-    let ip = if real.ip().is_unspecified() { layer.door_ip()? } else { real.ip() };
-    Some(canonical(SocketAddr::new(ip, real.port())))
+    let (real, here) = (sockets::local(fd), layer.door_ip());
+    listen.handle_listening(&mut layer.listeners, addresses_of(fd, told), real, here);
+    Ok(layer)
 }
 
 /// A descriptor that was accepted, and the address of the peer.
@@ -135,8 +124,7 @@ impl Accepting {
                     watches::number_closed(fd as i32);
                     layer.place(connection, fd as i32)?;
                     self.make_accepted(fd as i32);
-                    let local =
-                        layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
+                    let local = layer.listeners.address_of(self.listener as u32);
                     layer.names.insert(fd as i32, Names { local, peer });
                     begin(fd as i32, !self.flags.contains(SocketFlags::NONBLOCK));
                     return Ok(Accepted { fd: fd as i32, peer });
@@ -154,7 +142,7 @@ impl Accepting {
 
     fn ask(&self, layer: &mut Layer) -> Result<Accept, Error> {
         let Layer { observer, arrived, listeners, .. } = layer;
-        let is_here = |of: &Arrived, connection| of.connection == connection && has_called(listeners, of, self.listener);
+        let is_here = |of: &Arrived, connection| of.connection == connection && listeners.takes(self.listener as u32, of.to);
         observer.accept(self.thread, self.listener as u32, self.blocking, |connection| {
             arrived.iter().any(|arrived| is_here(arrived, connection))
         })
@@ -259,23 +247,42 @@ fn is_reset(fd: &OwnedFd) -> bool {
     rustix::net::recv(fd, &mut [0; 1], flags).is_err_and(|error| !matches!(error, Errno::AGAIN | Errno::INTR))
 }
 
-/// The program closes a listener. The callers that wait there are told that their connection is over, which a reset alone does not say.
-pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
-    let socket = sys::borrow(listener);
-    while !layer.is_replayed() && sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
-        let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
-        let Some(from) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) else { continue };
-        // A connection that is over already was given up by its caller, which comes once more.
-        let over =
-            rustix::net::recv(&fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_err_and(|error| error != Errno::AGAIN);
-        if !over && let Some(connection) = ask_caller(layer, canonical(from)) {
-            send_off(layer, from);
-            let stream = StreamId { connection, from_opener: false };
-            let end = StreamEnd { offset: 0, closed: true, received: 0 };
-            _ = layer.node.send(&ToNode::Finished { stream, end });
+/// The program closes a listener: what [`Closing`] says.
+pub(super) fn stop_listening(layer: &mut Layer, fd: i32) {
+    let mut closing = Closing::new(fd as u32, layer.is_replayed());
+    loop {
+        match closing.next(&mut layer.listeners) {
+            Close::Refuse => refuse_waiting(layer, fd),
+            Close::Tell(message) => _ = layer.node.send(&message),
+            Close::Over => return,
         }
-        // By a reset, as the kernel does it.
-        _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
+    }
+}
+
+/// Refuses all callers that wait at a listener.
+fn refuse_waiting(layer: &mut Layer, listener: i32) {
+    let socket = sys::borrow(listener);
+    while sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
+        let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
+        if let Some(from) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
+            refuse(layer, &fd, from);
+        }
+    }
+}
+
+/// Does what [`Refusal`] says about one of them.
+fn refuse(layer: &mut Layer, fd: &OwnedFd, from: SocketAddr) {
+    let mut refusal = Refusal::new(is_reset(fd));
+    loop {
+        match refusal.next_step() {
+            Refuse::Ask => refusal.handle_named(ask_caller(layer, canonical(from))),
+            Refuse::SendOff => send_off(layer, from),
+            Refuse::Finish(stream, end) => _ = layer.node.send(&ToNode::Finished { stream, end }),
+            Refuse::Reset => {
+                _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+                return;
+            }
+        }
     }
 }
 

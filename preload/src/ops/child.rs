@@ -19,7 +19,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
-use super::accept::{Accepted, listened_at};
+use super::accept::{Accepted, addresses_of};
 use super::address;
 use crate::fds::{self, DESCRIPTORS};
 use crate::node::Node;
@@ -96,7 +96,7 @@ fn is_inherited(fd: i32) -> bool {
         return before & INHERITED != 0;
     }
     let mut inherited = false;
-    for address in listened_at(fd, local) {
+    for address in addresses_of(fd, local).iter() {
         match ask(|process| ToNode::ChildListens { version: PROTOCOL_VERSION, process, address }) {
             Some(FromNode::Inherited(is)) => inherited |= is,
             // The node is gone, and so is the rank.

@@ -6,11 +6,11 @@ use radic_observer::Ready;
 use radic_observer::connection::{Connection, Slot};
 use radic_observer::replay::Ask;
 use radic_wire::determinant::Determinant;
-use radic_wire::process::ToNode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
+use super::accept;
 use super::waiting::take_turns;
 use crate::counters::{self, Counter};
 use crate::ending::sure;
@@ -56,7 +56,7 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
     let Some(mut layer) = layer::enter_for_connection() else { return Ok(()) };
     layer.bound.remove(&fd);
     match fds::kind(fd) {
-        Kind::Listener => stop_listening(&mut layer, fd),
+        Kind::Listener => accept::stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
         Kind::Output | Kind::Input => {}
         Kind::Pmi => {
@@ -68,21 +68,6 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
     watches::number_closed(fd);
     fds::clear(fd);
     Ok(())
-}
-
-fn stop_listening(layer: &mut Layer, fd: i32) {
-    let mine = || layer.listeners.iter().filter(|(listener, _)| *listener == fd);
-    let is_last = mine().all(|(_, address)| layer.listeners.iter().all(|(other, at)| *other == fd || at != address));
-    if is_last {
-        super::accept::refuse_waiting(layer, fd);
-    }
-    while let Some(at) = layer.listeners.iter().position(|(listener, _)| *listener == fd) {
-        let (_, address) = layer.listeners.swap_remove(at);
-        // Another descriptor of it may still listen.
-        if layer.listeners.iter().all(|(_, other)| *other != address) {
-            _ = layer.node.send(&ToNode::NotListening(address));
-        }
-    }
 }
 
 fn close_connection(layer: &mut Layer, fd: i32) {
@@ -187,10 +172,7 @@ pub fn duplicated(old: i32, new: i32) {
             fds::set_like(new, Kind::Alias, primary);
         }
         Kind::Listener => {
-            for at in 0..layer.listeners.len() {
-                let (fd, address) = layer.listeners[at];
-                layer.listeners.extend((fd == old).then_some((new, address)));
-            }
+            layer.listeners.handle_duplicated(old as u32, new as u32);
             fds::set_like(new, Kind::Listener, old);
         }
         _ => {}

@@ -47,7 +47,7 @@ fn is_logged(layer: &Layer, epoll: i32) -> bool {
     if is_known_logged(epoll) {
         return true;
     }
-    let now = (watches::changes(), layer.listeners.len(), layer.observer.next_connection().number);
+    let now = (watches::changes(), layer.listeners.count(), layer.observer.next_connection().number);
     let mut epolls = EPOLLS.lock();
     if epolls.get(epoll).is_none_or(|table| table.looked == Some(now)) {
         return false;

@@ -15,6 +15,8 @@ const CLOCK: u64 = 8;
 const RANDOM: u64 = 32;
 /// Of so many calls one reads standard input.
 const INPUT: u64 = 16;
+/// Of so many calls one closes the listener.
+const UNLISTEN: u64 = 8;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Socket {
@@ -24,6 +26,16 @@ pub struct Socket {
     pub finished: bool,
     pub ended: bool,
     pub closed: bool,
+    /// Of a call that nobody is to accept: nothing is sent on it.
+    pub is_late: bool,
+}
+
+/// The listener of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listening {
+    Never,
+    Now,
+    NoMore,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -32,8 +44,12 @@ pub struct App {
     pub connects: Vec<ProcessId>,
     /// How many connections it accepts.
     pub accepts: usize,
-    /// Whether it listens, for those.
-    listens: bool,
+    /// Its listener, for those.
+    listening: Listening,
+    /// Whether it closes its listener once it has accepted all of them.
+    pub closes: bool,
+    /// Whether it calls the first of the processes once more, which has accepted it and is going to close its listener.
+    pub calls_again: bool,
     /// Bytes that it sends on every connection, at most: as it happens, it ends a stream before.
     pub quota: u64,
     /// Whether its sends may wait. Only one process's may: two that both wait for the other to read would wait for ever.
@@ -69,6 +85,8 @@ pub enum Op {
     },
     /// Opens its listener.
     Listen,
+    /// Closes it.
+    Unlisten,
     Connect {
         fd: u32,
         peer: ProcessId,
@@ -109,8 +127,23 @@ pub fn mix(state: u64, value: u64) -> u64 {
 
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
-        let (listens, sockets, opened, forks, reads_input, input) = Default::default();
-        App { connects, accepts, listens, quota, patient, sockets, opened, forks, reads_input, input, state: mix(seed, 0) }
+        let (closes, calls_again, sockets, opened, forks, reads_input, input) = Default::default();
+        let (listening, state) = (Listening::Never, mix(seed, 0));
+        App {
+            connects,
+            accepts,
+            listening,
+            closes,
+            calls_again,
+            quota,
+            patient,
+            sockets,
+            opened,
+            forks,
+            reads_input,
+            input,
+            state,
+        }
     }
 
     /// The thread that takes every second connection.
@@ -139,7 +172,7 @@ impl App {
     /// What it does next.
     pub fn op(&self) -> Op {
         let dice = mix(self.state, 1);
-        if self.accepts > 0 && !self.listens {
+        if self.accepts > 0 && self.listening == Listening::Never {
             return Op::Listen;
         }
         if self.opened < self.connects.len() {
@@ -150,6 +183,12 @@ impl App {
         }
         if self.forks && self.sockets.len() > 1 {
             return Op::Fork;
+        }
+        if self.calls_again && self.sockets[0].received > 0 {
+            return Op::Connect { fd: self.next_fd(), peer: self.connects[0], blocking: self.connect_waits() };
+        }
+        if self.may_unlisten() && (dice >> 52).is_multiple_of(UNLISTEN) {
+            return Op::Unlisten;
         }
         if (dice >> 44).is_multiple_of(CLOCK) {
             return Op::Clock { clock: (dice >> 60) as u32 % 2 };
@@ -163,7 +202,7 @@ impl App {
         let socket = (dice >> 8) as usize % self.sockets.len();
         let this = &self.sockets[socket];
         let early = this.sent > 0 && (dice >> 40).is_multiple_of(EARLY);
-        if !this.finished && (this.sent == self.quota || early) {
+        if !this.finished && (this.sent == self.quota || this.is_late || early) {
             return Op::Finish { socket };
         }
         if this.finished && this.ended && !this.closed {
@@ -189,7 +228,15 @@ impl App {
         }
     }
 
+    /// What it has accepted has sent something: that it was called is known, whatever dies.
+    fn may_unlisten(&self) -> bool {
+        self.closes && self.listening == Listening::Now && self.sockets.iter().skip(self.connects.len()).all(|of| of.received > 0)
+    }
+
     fn last_op(&self) -> Op {
+        if self.may_unlisten() {
+            return Op::Unlisten;
+        }
         if let Some(socket) = self.sockets.iter().position(|socket| self.owes(socket)) {
             let bytes = vec![self.state as u8; 1];
             return Op::Send { socket, bytes, blocking: self.patient };
@@ -208,22 +255,30 @@ impl App {
     }
 
     fn owes(&self, socket: &Socket) -> bool {
-        !socket.finished && socket.sent < self.quota
+        !socket.finished && !socket.is_late && socket.sent < self.quota
     }
 
     fn open(&mut self, fd: u32) {
         let (finished, ended, closed) = (false, false, false);
+        let is_late = self.opened >= self.connects.len() + self.accepts;
         self.opened += 1;
-        self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed });
+        self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed, is_late });
+        self.calls_again &= !is_late;
     }
 
     pub fn handle_listening(&mut self) {
-        self.listens = true;
+        self.listening = Listening::Now;
         self.fold(13);
     }
 
-    /// `connect` was refused: it calls again.
+    pub fn handle_unlistened(&mut self) {
+        self.listening = Listening::NoMore;
+        self.fold(15);
+    }
+
+    /// `connect` was refused: it calls again, if that process is to accept it.
     pub fn handle_refused(&mut self) {
+        self.calls_again &= self.opened < self.connects.len();
         self.fold(14);
     }
 

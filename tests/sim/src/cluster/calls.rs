@@ -1,17 +1,19 @@
-//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`,
-//! [`radic_observer::caller`] what becomes of a caller, and the observer which one an `accept` gets; here are their sockets,
-//! the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting:
-//! nothing else goes on in the process meanwhile ([`World::is_in_question`]).
+//! The program's listener, and the calls that are made to it: [`radic_observer::listener`] decides what a node hears of the
+//! listener, [`radic_observer::connect`] what becomes of a `connect`, [`radic_observer::caller`] what becomes of a caller, and the
+//! observer which one an `accept` gets; here are their sockets, the simulated network's. What the library asks its node within a
+//! call it waits for, and so it does for a caller's greeting: nothing else goes on in the process meanwhile
+//! ([`World::is_in_question`]).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::caller::{self, Caller as Called, Heard};
+use radic_observer::caller::{self, Caller as Called, Heard, Refusal, Refuse};
 use radic_observer::connect::{Connect, Dialed, Outcome, Own, PAUSE, Step, UntilBack};
 use radic_observer::connection::Slot;
 use radic_observer::found::{Found, Peer};
 use radic_observer::links::{Ending, Links};
+use radic_observer::listener::{self, Addresses, Close, Closing, Listen, Reopen, Reopening};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Context, Error};
 use radic_wire::determinant::{Determinant, StreamId};
@@ -30,10 +32,17 @@ use crate::app::LISTENER;
 const PORT: u16 = 20_000;
 /// The kernel does not wait for ever for a machine that does not answer.
 const KERNEL: Duration = Duration::from_secs(120);
+/// Of so many times that a program lets its socket listen the kernel refuses one.
+const UNHEARD: usize = 10;
 
 /// Whether a program listens there; doors have other ports.
 pub fn is_of_program(to: SocketAddr) -> bool {
     to.port() >= PORT
+}
+
+/// Those of a program's listener.
+fn addresses(told: SocketAddr) -> Addresses {
+    Addresses::of(told, || false)
 }
 
 /// What the library waits for in the midst of a call.
@@ -81,6 +90,11 @@ pub struct Calls {
     asks: u64,
     /// The socket of its listener.
     listener: Option<SocketAddr>,
+    /// The `listen` that is under way.
+    listen: Option<Listen>,
+    /// Its `close` that is under way, and what becomes of the first caller.
+    closing: Option<Closing>,
+    refusal: Option<Refusal>,
     /// What is asked by its `bind`, and from when on again.
     claim: Option<(UntilBack, Duration)>,
     /// The first caller, once a thread is about to take it.
@@ -229,11 +243,20 @@ impl World {
     fn hear_answer(&mut self, (pid, thread): Caller, message: &FromNode) -> Result<(), Error> {
         self.trace(|| format!("process {pid}, thread {thread} is answered: {message:?}"));
         match *message {
-            FromNode::Announced { .. } => self.listen((pid, thread)),
+            FromNode::Announced { .. } => {
+                self.lib(pid).calls.listen.as_mut().expect("it is in listen").handle_announced();
+                self.go_on_listening((pid, thread));
+            }
             FromNode::Claimed { holder, later, .. } => return self.bind_listener((pid, thread), holder, later),
             FromNode::Peer { peer, at, later, machine, .. } => {
                 let found = Found { peer: peer.map(|process| Peer { process, at }), later, machine };
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
+            }
+            FromNode::Caller { caller, .. } if self.lib(pid).calls.refusal.is_some() => {
+                self.lib(pid).calls.refusal.iter_mut().for_each(|refusal| refusal.handle_named(caller));
+                if self.refuse_waiting((pid, thread)) {
+                    self.go_on_closing((pid, thread));
+                }
             }
             FromNode::Caller { caller, .. } => {
                 let is_reset = self.is_first_reset(pid);
@@ -252,6 +275,10 @@ impl World {
     pub fn app_listen(&mut self, (pid, thread): Caller) -> Result<(), Error> {
         let (told, now) = (self.named(pid), self.now);
         let lib = self.lib(pid);
+        if lib.program.is_bound {
+            self.begin_to_listen((pid, thread));
+            return Ok(());
+        }
         match lib.observer.address(thread as u32, Ask::Bind { fd: LISTENER })? {
             Address::Live if lib.calls.claim.is_some_and(|(_, from)| now < from) => return Ok(()),
             Address::Live => {
@@ -262,7 +289,7 @@ impl World {
             Address::Failed(errno) => panic!("no bind failed then: {errno}"),
             Address::Wait(what) => return self.note_wait((pid, thread), what),
         }
-        self.announce((pid, thread), told);
+        self.begin_to_listen((pid, thread));
         Ok(())
     }
 
@@ -277,45 +304,140 @@ impl World {
             return Ok(());
         }
         lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?;
-        self.announce((pid, thread), told);
+        self.begin_to_listen((pid, thread));
         Ok(())
     }
 
-    fn announce(&mut self, (pid, thread): Caller, told: SocketAddr) {
+    /// The listener has its address.
+    fn begin_to_listen(&mut self, (pid, thread): Caller) {
+        let told = self.named(pid);
         let lib = self.lib(pid);
-        // The callers of a process that catches up are told to wait.
-        if lib.observer.is_replaying() || self.breaks.mute {
-            self.listen((pid, thread));
-        } else {
-            self.ask_node((pid, thread), |ask| ToNode::WillListen { ask, address: told });
+        lib.program.is_bound = true;
+        lib.calls.listen = Some(Listen::new(LISTENER, Some(addresses(told)), lib.observer.is_replaying()));
+        self.go_on_listening((pid, thread));
+    }
+
+    /// Does what [`Listen`] says, until its node is to answer or the call is over.
+    fn go_on_listening(&mut self, (pid, thread): Caller) {
+        let is_mute = self.breaks.mute;
+        loop {
+            let lib = self.lib(pid);
+            let listen = lib.calls.listen.as_mut().expect("it is in listen");
+            match listen.next(&lib.program.listeners) {
+                listener::Step::Announce(_) if is_mute => listen.handle_announced(),
+                listener::Step::Announce(address) => {
+                    return self.ask_node((pid, thread), |ask| ToNode::WillListen { ask, address });
+                }
+                listener::Step::Listen => self.listen(pid),
+                listener::Step::Tell(_, message) => self.tell_of_listener(pid, message),
+                listener::Step::Over => break,
+            }
+        }
+        let lib = self.lib(pid);
+        lib.calls.listen = None;
+        // What the kernel has refused the program tries again.
+        if lib.calls.listener.is_some() {
+            let thread = &mut lib.program.threads[thread];
+            thread.app.handle_listening();
+            thread.calls += 1;
         }
     }
 
-    fn listen(&mut self, (pid, thread): Caller) {
-        let told = self.named(pid);
-        let program = &mut self.lib(pid).program;
-        program.listens = true;
-        program.threads[thread].app.handle_listening();
-        program.threads[thread].calls += 1;
-        let is_free = machine_of(told) == self.processes[pid as usize].machine && !self.net.listeners.contains_key(&told);
-        self.open_listener(pid, is_free.then_some(told));
+    fn tell_of_listener(&mut self, pid: u32, message: ToNode) {
+        if !self.breaks.mute {
+            self.tell_node(pid, message);
+        }
     }
 
-    /// Opens the socket of the program's listener, at `there` or anywhere, and says where.
-    fn open_listener(&mut self, pid: u32, there: Option<SocketAddr>) {
-        let (told, machine) = (self.named(pid), self.processes[pid as usize].machine);
+    /// The kernel listens, or does not: at the address that the program knows, if that is of this machine and free, else anywhere.
+    fn listen(&mut self, pid: u32) {
+        let told = self.named(pid);
+        let is_refused = !self.lib(pid).observer.is_replaying() && self.dice.one_in(UNHEARD);
+        let is_free = machine_of(told) == self.processes[pid as usize].machine && !self.net.listeners.contains_key(&told);
+        let at = (!is_refused).then(|| self.open_listener(pid, is_free.then_some(told)));
+        let lib = self.lib(pid);
+        let listen = lib.calls.listen.as_mut().expect("it is in listen");
+        match at {
+            Some(at) => listen.handle_listening(&mut lib.program.listeners, addresses(told), Some(at), Some(at.ip())),
+            None => listen.handle_failed(),
+        }
+    }
+
+    /// Opens the socket of the program's listener, at `there` or anywhere: where.
+    fn open_listener(&mut self, pid: u32, there: Option<SocketAddr>) -> SocketAddr {
+        let machine = self.processes[pid as usize].machine;
         let at = there.unwrap_or_else(|| self.net.free_address(machine));
         self.net.listeners.insert(at, Owner::Process(pid));
         self.lib(pid).calls.listener = Some(at);
-        if !self.breaks.mute {
-            self.tell_node(pid, if at == told { ToNode::Listening(told) } else { ToNode::ListeningAt { address: told, at } });
+        at
+    }
+
+    /// `close` of the listener.
+    pub fn app_unlisten(&mut self, (pid, thread): Caller) {
+        let lib = self.lib(pid);
+        lib.calls.closing = Some(Closing::new(LISTENER, lib.observer.is_replaying()));
+        self.go_on_closing((pid, thread));
+    }
+
+    /// Does what [`Closing`] says, until its node is to answer or the listener is closed.
+    fn go_on_closing(&mut self, (pid, thread): Caller) {
+        loop {
+            let lib = self.lib(pid);
+            let closing = lib.calls.closing.as_mut().expect("it is in close");
+            match closing.next(&mut lib.program.listeners) {
+                Close::Refuse if !self.refuse_waiting((pid, thread)) => return,
+                Close::Refuse => {}
+                Close::Tell(message) => self.tell_of_listener(pid, message),
+                Close::Over => break,
+            }
         }
+        let calls = &mut self.lib(pid).calls;
+        calls.closing = None;
+        let (there, backlog) = (calls.listener.take(), std::mem::take(&mut calls.backlog));
+        there.into_iter().for_each(|there| _ = self.net.listeners.remove(&there));
+        backlog.into_iter().for_each(|(conn, _)| self.reset(conn, 1));
+        let thread = &mut self.lib(pid).program.threads[thread];
+        thread.app.handle_unlistened();
+        thread.calls += 1;
+    }
+
+    /// Refuses all callers that wait, as [`Refusal`] says. False: its node is to answer first.
+    fn refuse_waiting(&mut self, (pid, thread): Caller) -> bool {
+        while let Some((conn, _)) = self.lib(pid).calls.backlog.front() {
+            let (conn, is_reset) = (*conn, self.is_first_reset(pid));
+            let from = self.net.conns[conn].from;
+            match self.lib(pid).calls.refusal.get_or_insert_with(|| Refusal::new(is_reset)).next_step() {
+                Refuse::Ask => {
+                    self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
+                    return false;
+                }
+                Refuse::SendOff => self.tell_node(pid, ToNode::Greeted(from)),
+                Refuse::Finish(stream, end) => {
+                    self.counts.refused += 1;
+                    self.tell_node(pid, ToNode::Finished { stream, end });
+                }
+                Refuse::Reset => {
+                    let calls = &mut self.lib(pid).calls;
+                    (_, _) = (calls.refusal.take(), calls.backlog.pop_front());
+                    self.reset(conn, 1);
+                }
+            }
+        }
+        true
     }
 
     /// The listener of a program that has come back: that of its image is dead.
     pub fn listen_again(&mut self, pid: u32) {
-        if self.lib(pid).program.listens && self.lib(pid).calls.listener.is_none() {
-            self.open_listener(pid, None);
+        let mut reopening = Reopening::new();
+        loop {
+            match reopening.next(&self.lib(pid).program.listeners) {
+                Reopen::Open(_) => {
+                    let at = self.open_listener(pid, None);
+                    reopening.handle_opened(&mut self.lib(pid).program.listeners, at);
+                }
+                Reopen::Tell(message) => self.tell_of_listener(pid, message),
+                Reopen::Over => return,
+            }
         }
     }
 

@@ -78,6 +78,8 @@ pub struct Counts {
     pub links: u64,
     /// Calls that were left under way.
     pub under_way: u64,
+    /// Callers that were refused, because the listener at which they waited was closed.
+    pub refused: u64,
     /// Bytes that programs received.
     pub delivered: u64,
     /// Bytes that were sent once more.
@@ -131,6 +133,7 @@ impl Counts {
         self.suspensions += other.suspensions;
         self.missed_readings += other.missed_readings;
         self.under_way += other.under_way;
+        self.refused += other.refused;
         self.most_waiting = self.most_waiting.max(other.most_waiting);
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;

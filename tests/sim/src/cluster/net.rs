@@ -260,6 +260,12 @@ impl World {
         self.net.conns[conn].ends[side].closed = true;
     }
 
+    /// This side resets a connection.
+    pub fn reset(&mut self, conn: ConnId, side: usize) {
+        self.send(conn, side, Packet::Reset);
+        self.net.conns[conn].ends[side].closed = true;
+    }
+
     /// All ends of an owner that has ended: some say so in order, some by a reset.
     pub fn abort_all(&mut self, owner: Owner) {
         for conn in 0..self.net.conns.len() {

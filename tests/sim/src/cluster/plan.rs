@@ -84,6 +84,8 @@ pub struct Plan {
     pub meets: bool,
     /// Whether each rank but the first executes another program before it does anything.
     pub executes: bool,
+    /// Whether rank 1 closes its listener when it has accepted all.
+    pub closes: bool,
     /// Whether no process waits before it sends: what bytes depend on goes with them.
     pub causal: bool,
     /// Whether what a process receives from others of the job stays with its senders.
@@ -131,6 +133,11 @@ const AT_ONCE: u64 = 30_000_000;
 /// Not with two threads: that a send was taken is recorded before output without its thread, which is known and not mended (docs/regressions.md).
 fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
+}
+
+/// Not with two threads, which share what was accepted.
+fn closes(seed: u64, threads: bool) -> bool {
+    !threads && Dice::new(seed ^ 0xc105e).one_in(2)
 }
 
 /// Every second one of the later seeds.
@@ -200,6 +207,7 @@ impl Plan {
             threads,
             meets: threads && meets(seed),
             executes,
+            closes: closes(seed, threads),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
@@ -236,6 +244,7 @@ impl Plan {
             threads,
             meets: threads && meets(seed),
             executes,
+            closes: closes(seed, threads),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
@@ -307,7 +316,14 @@ impl Plan {
         let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
         let mut app = App::new(self.seed, connects, rank as usize, self.quota, rank == 0);
         (app.forks, app.reads_input) = (self.threads, rank == 0);
+        (app.closes, app.calls_again) = (self.closes && rank == 1, self.calls_again() && rank == 0);
         app
+    }
+
+    /// Whether rank 0 calls rank 1 once more than that accepts. Not where something goes wrong: that a caller was refused is known to
+    /// the node of the process that has refused it, and is lost with either.
+    fn calls_again(&self) -> bool {
+        self.closes && self.suspensions == 0 && self.faults.is_empty()
     }
 
     /// The byte of standard input at this offset.
@@ -338,6 +354,10 @@ impl fmt::Display for Plan {
         if self.threads || self.executes || self.input > 0 {
             let (threads, executes, input) = (self.threads, self.executes, self.input);
             writeln!(f, "  two threads: {threads}, executes another program: {executes}, {input} bytes of standard input")?;
+        }
+        if self.closes {
+            let again = if self.calls_again() { ", and rank 0 calls it once more" } else { "" };
+            writeln!(f, "  rank 1 closes its listener{again}")?;
         }
         if self.causal {
             writeln!(f, "  no process waits before it sends")?;

@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 
 use radic_observer::connect::Connect;
 use radic_observer::connection::Slot;
+use radic_observer::listener::Listeners;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
 use radic_observer::standstill::{Asked, Standstill};
@@ -86,8 +87,10 @@ pub struct Program {
     pub out: Vec<u8>,
     /// Its standard output.
     pub output: Output,
-    /// It listens.
-    pub listens: bool,
+    /// Its listener has an address.
+    pub is_bound: bool,
+    /// Where it listens.
+    pub listeners: Listeners,
     /// Steps until it executes another program, if it is to.
     executes: Option<u32>,
     /// What the library knows of its threads, on the way back.
@@ -100,7 +103,8 @@ impl Program {
         let executes = plan.executes && id.rank > Rank(0) && before == 0;
         let threads = vec![Thread::new(plan.app_of(id.job, id.rank.0))];
         let (executes, standstill) = (executes.then_some(STEPS), Standstill::default());
-        Program { threads, out: Vec::new(), output: Output::new(KEPT), listens: false, executes, standstill }
+        let (out, is_bound, listeners) = Default::default();
+        Program { threads, out, output: Output::new(KEPT), is_bound, listeners, executes, standstill }
     }
 
     /// Whether a thread is in the midst of a call.
@@ -194,6 +198,10 @@ impl World {
             Op::Clock { clock } => self.app_clock(caller, clock),
             Op::Random { count } => self.app_random(caller, count),
             Op::Listen => self.app_listen(caller),
+            Op::Unlisten => {
+                self.app_unlisten(caller);
+                Ok(())
+            }
             Op::Connect { fd, peer, blocking } => self.app_connect(caller, fd, peer, blocking),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
             Op::Poll { blocking } => self.app_poll(caller, blocking),

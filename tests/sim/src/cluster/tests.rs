@@ -42,6 +42,19 @@ fn nothing_is_violated_where_nothing_is_broken() {
 }
 
 #[test]
+fn callers_that_wait_at_a_listener_that_is_closed_are_refused() {
+    let refused = (1..60).map(|seed| {
+        let mut plan = Plan::new(seed);
+        calm(&mut plan);
+        (plan.threads, plan.meets, plan.closes) = (false, false, true);
+        let mut world = World::new(plan, Breaks::default(), false);
+        world.run();
+        world.counts.refused
+    });
+    assert!(refused.sum::<u64>() > 10, "most of them wait");
+}
+
+#[test]
 fn the_gate_s_checker_bites() {
     assert_eq!(violated(Breaks { gate: true, ..Breaks::default() }, calm), "G1");
 }
