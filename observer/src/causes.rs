@@ -116,11 +116,13 @@ impl Causes {
     }
 
     /// Bytes that the own protector is not known to have.
+    #[inline]
     pub fn unheld(&self) -> usize {
         (self.end() - self.held) as usize
     }
 
     /// Whether the protector lacks so much that nothing more is to be received before it has it.
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.unheld() > self.bounds.kept
     }
@@ -329,12 +331,12 @@ impl Causes {
 }
 
 /// Appends a code without the bytes of a part to what is there.
-fn put(into: &mut impl Extend<u8>, write: impl FnOnce(&mut Writer<'_>)) {
+fn put(into: &mut impl for<'a> Extend<&'a u8>, write: impl FnOnce(&mut Writer<'_>)) {
     let mut code = [0; HEAD];
     let mut writer = Writer::new(&mut code);
     write(&mut writer);
     let length = writer.finish().expect("three numbers have room");
-    into.extend(code.into_iter().take(length));
+    into.extend(&code[..length]);
 }
 
 #[cfg(test)]

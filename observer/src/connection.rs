@@ -283,6 +283,7 @@ impl Incoming {
     }
 
     /// Bytes that the protector holds and the program has not taken.
+    #[inline]
     pub(crate) fn in_log(&self) -> u64 {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
     }
@@ -423,6 +424,7 @@ impl Connection {
 
     /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation
     /// had closed the connection, so going on would deliver wrong bytes.
+    #[inline]
     pub(crate) fn expect_link(&self) -> Result<(), Error> {
         let (wanted, kept) = (self.incoming.wanted(), self.incoming.gone);
         if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }

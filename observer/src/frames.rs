@@ -169,11 +169,13 @@ impl Ahead {
 
 impl Deframer {
     /// Bytes of the current frame that are still to come. If there are some, they come next, and go to the program as they are.
+    #[inline]
     pub fn left(&self) -> u64 {
         if self.have == 0 { self.left } else { 0 }
     }
 
     /// Between two frames: room for what is missing of the header, or of the causes after it, which come next.
+    #[inline]
     pub fn header_room(&mut self) -> &mut [u8] {
         if self.have == LINK_FRAME {
             &mut self.causes[self.of_now[1]..]
@@ -202,21 +204,25 @@ impl Deframer {
     }
 
     /// Whether a call that takes all that is ahead, or a whole frame, should look into the socket for more.
+    #[inline]
     pub fn expects_more(&self) -> bool {
         self.more || self.left() > 0
     }
 
     /// True: the program learns how much is there, and expects that much of its next call. False: the socket has no more.
+    #[inline]
     pub fn expect_more(&mut self, more: bool) {
         self.more = more;
     }
 
     /// Bytes that are here and that no socket has any more: of the program, and then perhaps headers, too.
+    #[inline]
     pub fn ahead(&self) -> usize {
         self.ahead.end - self.ahead.at
     }
 
     /// Whether there are some.
+    #[inline]
     pub fn has_ahead(&self) -> bool {
         self.ahead() > 0
     }

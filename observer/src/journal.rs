@@ -215,6 +215,7 @@ impl Journal {
     /// Whether the next outcome can be recorded, whatever it will be. Asked before the system call that has it. Of a call that
     /// waits meanwhile, for a node's answer or for a signal, there is still room ([`RESERVE`]), also if others fill the journal,
     /// or the next log holds less of it.
+    #[inline]
     pub fn has_room(&self) -> bool {
         (self.end() - self.stable) as usize + self.scratch.len() <= self.capacity
     }
@@ -434,9 +435,8 @@ impl Journal {
 
     /// The rule gave `thread` a time: what would be recorded of it.
     pub(crate) fn handle_reading(&mut self, thread: u32, clock: u32, skipped: u64, difference: i64) -> Result<(), Error> {
-        self.thread_at(thread)?;
-        let at = (self.all_sent, self.threads[thread as usize].sent);
-        self.threads[thread as usize].reading = Some(Reading { clock, skipped, difference, at });
+        let thread = self.threads.get_mut(thread as usize).filter(|thread| thread.alive).ok_or(Error::Thread(thread))?;
+        thread.reading = Some(Reading { clock, skipped, difference, at: (self.all_sent, thread.sent) });
         Ok(())
     }
 
@@ -465,9 +465,9 @@ impl Journal {
     }
 
     /// A call of `thread` had an empty outcome.
+    #[inline]
     pub fn handle_empty(&mut self, thread: u32) -> Result<(), Error> {
-        self.thread_at(thread)?;
-        let thread = &mut self.threads[thread as usize];
+        let thread = self.threads.get_mut(thread as usize).filter(|thread| thread.alive).ok_or(Error::Thread(thread))?;
         (thread.empties, thread.at) = (thread.empties + 1, (self.all_sent, thread.sent));
         thread.reading = None;
         Ok(())

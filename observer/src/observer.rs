@@ -298,14 +298,21 @@ impl Observer {
     }
 
     /// Consults the log for `ask`. Live, checks that the journal has room for the outcome.
+    #[inline]
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
+        if self.replay.is_none() && self.fenced.is_none() {
+            return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
+        }
+        self.consult_log(thread, ask, blocking)
+    }
+
+    #[cold]
+    fn consult_log(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
         let sends = matches!(ask, Ask::Send { .. });
         let served = loop {
             self.pass_readings()?;
-            let Some(replay) = &mut self.replay else {
-                return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
-            };
+            let Some(replay) = &mut self.replay else { return self.consult(thread, ask, blocking) };
             let served = replay.offer(&self.journal, thread, ask, blocking)?;
             if served == Served::Missed {
                 self.handle_missed_reading()?;
@@ -423,11 +430,13 @@ impl Observer {
         }
     }
 
+    #[inline]
     fn connection(&self, slot: Slot) -> Result<&Connection, Error> {
         self.table.get(slot).ok_or(Error::Full("table of connections"))
     }
 
     /// A call found nothing (`EAGAIN`, a `poll` that returned 0).
+    #[inline]
     pub fn handle_nothing(&mut self, thread: u32) -> Result<(), Error> {
         self.journal.handle_empty(thread)
     }

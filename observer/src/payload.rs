@@ -130,6 +130,7 @@ impl PayloadLog {
     }
 
     /// Units that can be taken from a stream now.
+    #[inline]
     pub fn room(&self) -> usize {
         if self.segments.len() < self.most_segments { self.ring.room() } else { 0 }
     }
@@ -146,6 +147,7 @@ impl PayloadLog {
     }
 
     /// Bytes that could be shipped now.
+    #[inline]
     pub fn shippable(&self) -> u64 {
         self.closed.map_or(u64::MAX, |closed| closed.to).min(self.ring.end()).saturating_sub(self.shipped)
     }

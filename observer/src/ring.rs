@@ -38,6 +38,7 @@ impl Ring {
     }
 
     /// Bytes that fit now.
+    #[inline]
     pub fn room(&self) -> usize {
         self.bytes.len() - (self.end - self.start) as usize
     }

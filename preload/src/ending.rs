@@ -19,6 +19,7 @@ pub(crate) fn end_process(code: i32) -> ! {
 }
 
 /// Ends the process: it cannot go on without breaking a guarantee. A wrong answer is worse than a crash.
+#[cold]
 pub(crate) fn fail(what: &str) -> ! {
     // Without an allocation: this may be a signal's handler in the middle of one.
     let parts = ["radic: this process cannot go on: ", what, "\n"].map(|part| IoSlice::new(part.as_bytes()));
@@ -36,6 +37,7 @@ pub(crate) fn diverged(why: &str) -> ! {
 /// Ends the process for an error of the observer. If another incarnation speaks for it, its end must not look like an exit: a
 /// home that does not know yet that this node was taken for lost would end the job. A crash is judged by the protector, which
 /// knows. The process prints nothing then: that would stand in the place of what the other incarnation prints.
+#[cold]
 fn fail_with(failure: &Failure) -> ! {
     if failure.is_fenced() {
         switch_off();

@@ -16,6 +16,7 @@ mod joining;
 mod linking;
 mod patience;
 mod restart;
+mod seldom;
 mod sending;
 mod session;
 mod shipping;
@@ -41,6 +42,7 @@ use radic_observer::standstill::Standstill;
 use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
 use rustix::io::Errno;
+use seldom::Seldom;
 
 use crate::calls::Calls;
 use crate::channel::{Channel, Channels};
@@ -187,6 +189,8 @@ pub struct Layer {
     /// Of a process that catches up: whether any of its threads can go on.
     pub(crate) standstill: Standstill,
     idle: u32,
+    /// When calls that find nothing look at the clock.
+    seldom: Seldom,
     pub(crate) vain: Vain,
 }
 

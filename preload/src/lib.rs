@@ -9,8 +9,9 @@
 //! - Values, which know nothing of the layer: `channel`, `node`: connections to the protector's log and to its own node; `greeting`, `links`, `sockets`:
 //!   between processes; `image`: what images need, which [`radic_ckpt`] makes; `replay`: a restored process that is replayed alone; `output`, `input`,
 //!   `pmi`: what else leaves or enters the process; `epolls`, `watches`, `starved`, `polling`: readiness.
-//! - What all stand on: `phase`: whether calls are watched; `ending`: the end of a process that cannot go on; `nudge`, `lock`, `memory`: a heap at a far
-//!   address; `fds`: what each descriptor is; `sys`: system calls that no hook sees; `signals`; `threads`; `counters`.
+//! - What all stand on: `phase`: whether calls are watched; `ending`: the end of a process that cannot go on; `here`: what is kept of the calling thread;
+//!   `nudge`, `lock`, `memory`: a heap at a far address; `fds`: what each descriptor is; `sys`: system calls that no hook sees; `signals`; `threads`;
+//!   `counters`.
 //!
 //! Rules inside a user's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
 //! built with panic = abort), every function behind us found by the constructor. Children run unprotected.
@@ -31,6 +32,7 @@ mod ends;
 mod epolls;
 pub mod fds;
 mod greeting;
+mod here;
 #[allow(unsafe_code)]
 pub mod hooks;
 mod image;

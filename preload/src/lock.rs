@@ -46,6 +46,11 @@ impl<T> Lock<T> {
         }
     }
 
+    #[cold]
+    fn wake_one(&self) {
+        _ = futex::wake(&self.state, futex::Flags::PRIVATE, 1);
+    }
+
     /// The lock, unless a thread holds it: for a signal's handler, which may have interrupted that very thread.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let free = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -95,11 +100,12 @@ impl<T> DerefMut for Guard<'_, T> {
 }
 
 impl<T> Drop for Guard<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         let before = self.0.state.swap(FREE, Ordering::SeqCst);
         assert_ne!(before, FREE, "lock released while not held: two threads may have been in the critical section");
         if before == AWAITED {
-            _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
+            self.0.wake_one();
         }
         nudge::make_up();
     }

@@ -1,26 +1,12 @@
 //! Nudges of the checkpoint engine that found something held. The thread that lets go of it nudges again, unless it is inside the layer: there the
 //! nudge waits until the thread leaves. So each lock comes by here when it is freed ([`make_up`]).
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use crate::here;
 
 /// A nudge has found something held that it needs: the thread that lets go of it nudges again.
 static MISSED: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    /// This thread is inside the layer: a signal's handler that calls a hook finds it so.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is inside the layer.
-pub(crate) fn is_inside() -> bool {
-    INSIDE.get()
-}
-
-/// The calling thread is inside the layer from now on, or no more.
-pub(crate) fn set_inside(is_inside: bool) {
-    INSIDE.set(is_inside);
-}
 
 /// A nudge's handler is about to look whether anything is held that it needs. Either it sees a lock free, or the thread that
 /// releases the lock sees the flag.
@@ -36,8 +22,16 @@ pub(crate) fn has_found_all_free() {
 
 /// Called when a thread releases a lock. Repeats the nudge that found the lock held; inside the layer, the nudge waits until the
 /// thread leaves it.
+#[inline]
 pub(crate) fn make_up() {
-    let missed = MISSED.load(Ordering::SeqCst) && !is_inside() && MISSED.swap(false, Ordering::SeqCst);
+    if MISSED.load(Ordering::SeqCst) {
+        make_up_for_missed();
+    }
+}
+
+#[cold]
+fn make_up_for_missed() {
+    let missed = !here::is_inside() && MISSED.swap(false, Ordering::SeqCst);
     if missed && radic_ckpt::nudge_self().is_err() {
         MISSED.store(true, Ordering::SeqCst);
     }

@@ -3,6 +3,8 @@
 //!
 //! Calls that do not wait are made while the layer is held: not by the C library's functions, in which another thread may cancel this one.
 
+use std::arch::asm;
+use std::ffi::c_long;
 use std::ptr;
 
 use libc::{c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
@@ -30,15 +32,46 @@ fn span(nanoseconds: Option<u64>) -> Option<timespec> {
 const MASK: usize = size_of::<u64>();
 
 /// What is ready now.
+#[inline]
 pub(crate) fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+    let Some(mask) = mask else {
+        // SAFETY: the kernel writes at most `room` events.
+        return unsafe { call::<{ libc::SYS_epoll_wait }>(epoll as u32 as usize, events.as_mut_ptr() as usize, room as usize) };
+    };
     // SAFETY: the kernel writes at most `room` events, and reads one mask.
-    result(unsafe {
-        match mask {
-            None => libc::syscall(libc::SYS_epoll_wait, epoll, events.as_mut_ptr(), room, 0),
-            Some(mask) => libc::syscall(libc::SYS_epoll_pwait, epoll, events.as_mut_ptr(), room, 0, ptr::from_ref(mask), MASK),
-        }
-    } as c_int)
+    result(
+        unsafe { libc::syscall(libc::SYS_epoll_pwait, epoll, events.as_mut_ptr(), room, 0, ptr::from_ref(mask), MASK) } as c_int
+    )
+}
+
+/// A system call whose fourth argument, if it has one, is 0. It is in the caller's code, because the processor predicts no return after a system
+/// call; with its number just before it, where the checkpoint engine finds that.
+///
+/// # Safety
+/// As for the system call.
+#[inline(always)]
+unsafe fn call<const NUMBER: c_long>(first: usize, second: usize, third: usize) -> Result<usize, Errno> {
+    let result: isize;
+    // SAFETY: the kernel changes these registers, and what the caller has named.
+    unsafe {
+        asm!(
+            // The byte before the number is no prefix.
+            "nop",
+            "mov eax, {number}",
+            "syscall",
+            number = const NUMBER,
+            lateout("rax") result,
+            in("rdi") first,
+            in("rsi") second,
+            in("rdx") third,
+            in("r10") 0,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as i32))
 }
 
 /// Waits for events; in nanoseconds, none: forever.
@@ -67,15 +100,14 @@ pub(crate) fn epoll_within(
 
 /// What of `fds` is ready now.
 pub(crate) fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
+    let Some(mask) = mask else {
+        // SAFETY: the kernel reads and writes the descriptors.
+        return unsafe { call::<{ libc::SYS_poll }>(fds.as_mut_ptr() as usize, fds.len(), 0) };
+    };
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel reads and writes the descriptors and the time, and reads one mask.
     result(unsafe {
-        match mask {
-            None => libc::syscall(libc::SYS_poll, fds.as_mut_ptr(), fds.len() as nfds_t, 0),
-            Some(mask) => {
-                libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len() as nfds_t, &raw mut time, ptr::from_ref(mask), MASK)
-            }
-        }
+        libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len() as nfds_t, &raw mut time, ptr::from_ref(mask), MASK)
     } as c_int)
 }
 

@@ -16,9 +16,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use radic_observer::Observer;
 
 use crate::ending::sure;
+use crate::here;
 
-/// The place of a thread that has none.
-const NONE: u32 = u32::MAX;
 /// The name of a thread that has none. The process's first thread is 0.
 const NAMELESS: u64 = u64::MAX;
 /// Threads at once that may have places: the observer's default.
@@ -29,7 +28,6 @@ const KEYS_WITHOUT_HEAP: u32 = 32;
 const ROUNDS: usize = 4;
 
 thread_local! {
-    static PLACE: Cell<u32> = const { Cell::new(NONE) };
     static NAME: Cell<u64> = const { Cell::new(NAMELESS) };
     /// Threads that this one has created.
     static CREATED: Cell<u64> = const { Cell::new(0) };
@@ -93,18 +91,21 @@ pub fn begin(name: u64) {
 
 /// The place of the calling thread, if it has one.
 pub fn known() -> Option<u32> {
-    Some(PLACE.get()).filter(|place| *place != NONE)
+    here::place()
 }
 
 /// The place of the calling thread.
 pub fn place(observer: &mut Observer) -> u32 {
-    known().unwrap_or_else(|| {
-        take_ended(observer);
-        let place = sure(observer.begin_thread(name()));
-        PLACE.set(place);
-        watch(1);
-        place
-    })
+    known().unwrap_or_else(|| begin_here(observer))
+}
+
+#[cold]
+fn begin_here(observer: &mut Observer) -> u32 {
+    take_ended(observer);
+    let place = sure(observer.begin_thread(name()));
+    here::set_place(Some(place));
+    watch(1);
+    place
 }
 
 fn take_ended(observer: &mut Observer) {
@@ -135,7 +136,7 @@ unsafe extern "C" fn handle_end(round: *mut c_void) {
     if let Some(place) = known()
         && let Some(word) = ENDED.get(place as usize / 64)
     {
-        PLACE.set(NONE);
+        here::set_place(None);
         word.fetch_or(1 << (place % 64), Ordering::Release);
     }
 }

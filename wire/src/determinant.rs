@@ -121,9 +121,18 @@ impl<'a> ReadySet<'a> {
         })
     }
 
+    /// How many runs there are. One descriptor is what most sets have.
+    fn count(&self) -> u64 {
+        match self.0 {
+            Repr::Plain([_]) => 1,
+            Repr::Coded { runs, .. } => runs,
+            Repr::Plain(_) => self.runs().count() as u64,
+        }
+    }
+
     fn write(&self, out: &mut Writer<'_>) {
         let mut next = 0i64;
-        for run in self.runs() {
+        let mut write_run = |run: Run| {
             let gap = i64::from(run.first) - next;
             out.varint((zigzag(gap) << 1) | u64::from(run.length > 1));
             if run.length > 1 {
@@ -131,6 +140,10 @@ impl<'a> ReadySet<'a> {
             }
             out.varint(u64::from(run.events));
             next = i64::from(run.first) + i64::from(run.length);
+        };
+        match self.0 {
+            Repr::Plain([one]) => write_run(Run { first: one.fd, length: 1, events: one.events }),
+            _ => self.runs().for_each(write_run),
         }
     }
 
@@ -518,7 +531,7 @@ impl<'a> Determinant<'a> {
             Determinant::Connected { fd } => head(out, 5, u64::from(fd)),
             Determinant::SoError { fd, errno } => of_descriptor(out, 6, fd, errno),
             Determinant::Ready { epoll, set } => {
-                head(out, 7, set.runs().count() as u64);
+                head(out, 7, set.count());
                 out.varint(epoll.map_or(0, |fd| u64::from(fd) + 1));
                 set.write(out);
             }

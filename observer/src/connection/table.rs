@@ -82,6 +82,7 @@ impl Table {
     }
 
     /// The connection on this descriptor.
+    #[inline]
     pub fn slot_of(&self, fd: u32) -> Result<Slot, Error> {
         let slot = self.by_fd.get(fd as usize).copied().unwrap_or(NO_SLOT);
         if slot == NO_SLOT { Err(Error::Descriptor(fd)) } else { Ok(slot as usize) }
@@ -103,10 +104,12 @@ impl Table {
     }
 
     /// The connection at this place.
+    #[inline]
     pub fn get(&self, slot: Slot) -> Option<&Connection> {
         self.slots.get(slot)?.as_ref()
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut Connection> {
         self.slots.get_mut(slot)?.as_mut()
     }

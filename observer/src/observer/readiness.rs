@@ -32,37 +32,40 @@ impl Observer {
 
     /// Like [`Observer::ready`], but a recorded outcome is served only when `is_so` says that it is true now. If something else
     /// than a connection was ready, another thread may have to make it ready first.
+    #[inline]
     pub fn ready_when(
         &mut self,
         thread: u32,
         epoll: Option<u32>,
         blocking: bool,
         ready: &mut [ReadyFd],
-        mut is_so: impl FnMut(&[ReadyFd]) -> bool,
+        is_so: impl FnMut(&[ReadyFd]) -> bool,
     ) -> Result<Ready, Error> {
         match self.consult(thread, Ask::Ready { epoll }, blocking)? {
             Verdict::Live => Ok(Ready::Live),
             Verdict::Nothing => Ok(Ready::Nothing),
             Verdict::Wait(wait) => Ok(Ready::Wait(wait)),
-            Verdict::Outcome => {
-                let answer = match self.outcome()? {
-                    Determinant::Ready { set, .. } => {
-                        let count = set.iter().count();
-                        let room =
-                            ready.get_mut(..count).ok_or(self.diverged("fewer descriptors are asked for than were ready"))?;
-                        room.iter_mut().zip(set.iter()).for_each(|(to, from)| *to = from);
-                        if !is_so(room) {
-                            return Ok(Ready::Wait(Wait::Turn));
-                        }
-                        Ready::Set(count)
-                    }
-                    Determinant::Errno { errno, .. } => Ready::Outcome(errno),
-                    _ => return Err(self.diverged("poll had another kind of outcome then")),
-                };
-                self.handle_served();
-                Ok(answer)
-            }
+            Verdict::Outcome => self.ready_again(ready, is_so),
         }
+    }
+
+    #[cold]
+    fn ready_again(&mut self, ready: &mut [ReadyFd], mut is_so: impl FnMut(&[ReadyFd]) -> bool) -> Result<Ready, Error> {
+        let answer = match self.outcome()? {
+            Determinant::Ready { set, .. } => {
+                let count = set.iter().count();
+                let room = ready.get_mut(..count).ok_or(self.diverged("fewer descriptors are asked for than were ready"))?;
+                room.iter_mut().zip(set.iter()).for_each(|(to, from)| *to = from);
+                if !is_so(room) {
+                    return Ok(Ready::Wait(Wait::Turn));
+                }
+                Ready::Set(count)
+            }
+            Determinant::Errno { errno, .. } => Ready::Outcome(errno),
+            _ => return Err(self.diverged("poll had another kind of outcome then")),
+        };
+        self.handle_served();
+        Ok(answer)
     }
 
     /// What the system said to [`Ready::Live`]; at most [`limits::READY_FDS`](radic_wire::limits::READY_FDS) are told to the program at once.

@@ -26,6 +26,18 @@ impl Observer {
         }
     }
 
+    /// Whether [`Observer::receive`] says nothing but that bytes are taken from the link, and of none owed: at most how many. As a rule.
+    #[inline]
+    pub fn takes_from_link(&self, fd: u32, max: usize) -> Option<usize> {
+        let connection = self.table.get(self.table.slot_of(fd).ok()?)?;
+        let (incoming, room) = (&connection.incoming, self.payload.room());
+        let is_live = self.replay.is_none() && self.fenced.is_none() && self.journal.has_room();
+        // No end is known: it was not told, and is not next.
+        let goes_on = incoming.finish.is_none() && incoming.in_log() == 0 && connection.link == Link::Up;
+        let is_within = room > 0 && !self.causes.as_ref().is_some_and(Causes::is_full);
+        (is_live && goes_on && is_within && connection.expect_link().is_ok()).then_some(max.min(room))
+    }
+
     fn receive_live(&mut self, thread: u32, slot: Slot, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
         let room = self.payload.room();
         let connection = self.connection(slot)?;
@@ -54,6 +66,7 @@ impl Observer {
         }
     }
 
+    #[cold]
     fn receive_end(&mut self, thread: u32, slot: Slot, fd: u32) -> Result<Receive, Error> {
         self.journal.append(thread, &Determinant::Eof { fd })?;
         self.end_received(slot);
@@ -75,6 +88,7 @@ impl Observer {
         (incoming.consumed, incoming.taken) = (offset + 1, offset + 1);
     }
 
+    #[cold]
     fn receive_again(&mut self, slot: Slot, max: usize) -> Result<Receive, Error> {
         let room = self.payload.room();
         let connection = self.connection(slot)?;
@@ -125,6 +139,7 @@ impl Observer {
     }
 
     /// What takes the bytes of the program out of what arrives on the link of `slot`.
+    #[inline]
     pub fn deframer(&mut self, slot: Slot) -> Option<&mut Deframer> {
         self.table.get_mut(slot).map(|connection| &mut connection.incoming.deframer)
     }

@@ -9,15 +9,21 @@ use crate::replay::{Ask, NextReading, Replay, Served};
 
 impl Observer {
     /// The program reads a clock: its place in [`CLOCK_NAMES`](radic_wire::determinant::CLOCK_NAMES).
+    #[inline]
     pub fn clock(&mut self, thread: u32, clock: u32) -> Result<Reading, Error> {
+        if self.replay.is_none() && self.fenced.is_none() {
+            return Ok(if self.journal.has_room() { Reading::Live } else { Reading::Wait(Wait::Stable(self.journal.end())) });
+        }
+        self.clock_of_log(thread, clock)
+    }
+
+    #[cold]
+    fn clock_of_log(&mut self, thread: u32, clock: u32) -> Result<Reading, Error> {
         self.check_voice()?;
         loop {
             self.pass_readings()?;
             let (skipped, step) = self.journal.clocks.rule(thread, clock)?;
-            let Some(replay) = &mut self.replay else {
-                let room = self.journal.has_room();
-                return Ok(if room { Reading::Live } else { Reading::Wait(Wait::Stable(self.journal.end())) });
-            };
+            let Some(replay) = &mut self.replay else { return self.clock(thread, clock) };
             let wait = match replay.offer_time(&self.journal, thread, (clock, skipped, step))? {
                 Served::Outcome => match replay.outcome() {
                     Some(Determinant::Time { difference, .. }) => {

@@ -22,7 +22,7 @@ use radic_ckpt::launch::trap_counter;
 
 use super::signal;
 use crate::ops::counter::{self, Instruction, Moment, Scale};
-use crate::{callers, nudge, phase, real, sys};
+use crate::{callers, here, phase, real, sys};
 
 /// The code of a SIGSEGV that is about no address (SI_KERNEL).
 const OF_KERNEL: c_int = 0x80;
@@ -135,7 +135,7 @@ fn handle(info: *mut siginfo_t, context: *mut ucontext_t) -> bool {
     let at = registers[libc::REG_RIP as usize] as usize;
     let instruction = if code == OF_KERNEL && TRAPS.load(Relaxed) { decode(at) } else { None };
     let Some(instruction) = instruction else { return false };
-    if !is_of_kernel(at) && phase::is_active() && !nudge::is_inside() {
+    if !is_of_kernel(at) && phase::is_active() && !here::is_inside() {
         // SAFETY: the stack of the thread that is interrupted, where it may be written.
         unsafe { lead_to_call(registers, at) };
         return true;

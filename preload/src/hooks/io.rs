@@ -150,6 +150,7 @@ fn check_address(address: *const sockaddr, length: socklen_t) -> Result<(), Errn
     }
 }
 
+#[inline(always)]
 unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
         if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && pointers::can_take(bytes, length) {
@@ -168,12 +169,18 @@ unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_in
     socket::receive(fd, &mut [IoSliceMut::new(room)], how).map(finish)
 }
 
+#[inline]
 fn how(flags: c_int) -> Result<How, Errno> {
-    static SAID: AtomicBool = AtomicBool::new(false);
     if flags & libc::MSG_TRUNC != 0 {
-        note_once(&SAID, "it wants to drop received bytes (MSG_TRUNC), which protected connections refuse (EOPNOTSUPP)");
+        note_dropped();
     }
     How::of(flags)
+}
+
+#[cold]
+fn note_dropped() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    note_once(&SAID, "it wants to drop received bytes (MSG_TRUNC), which protected connections refuse (EOPNOTSUPP)");
 }
 
 unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_int, too_many: Errno) -> Option<ssize_t> {
@@ -191,6 +198,7 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
     socket::receive(fd, parts, how).map(finish)
 }
 
+#[inline(always)]
 unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
         if fds::kind(fd) == Kind::Pmi && length > 0 && pointers::is_readable(bytes, length) {

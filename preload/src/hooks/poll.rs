@@ -169,6 +169,7 @@ fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -
 }
 
 /// Waits for events, if the epoll is one that we know.
+#[inline(always)]
 unsafe fn waited(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limit<'_>) -> Option<c_int> {
     /// The kernel refuses to tell more at once.
     const MOST_EVENTS: usize = c_int::MAX as usize / size_of::<epoll_event>();
@@ -181,22 +182,29 @@ unsafe fn waited(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Lim
 }
 
 /// Polls, if one of the descriptors is protected.
+#[inline(always)]
 unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_int> {
     if count > most_descriptors(count) || !pointers::is_writable(fds, count as usize * size_of::<pollfd>()) {
         return None;
     }
     let count = count as usize;
     if count > 0 && !fds.is_aligned() {
-        // The kernel takes them, Rust does not.
-        let mut copies: Vec<pollfd> = discreetly(|| (0..count).map(|at| unsafe { fds.add(at).read_unaligned() }).collect());
-        let result = polled_aligned(&mut copies, limit);
-        copies.iter().enumerate().for_each(|(at, entry)| unsafe { fds.add(at).write_unaligned(*entry) });
-        discreetly(|| drop(copies));
-        return result;
+        return unsafe { polled_unaligned(fds, count, limit) };
     }
     polled_aligned(if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count) } }, limit)
 }
 
+/// The kernel takes them, Rust does not.
+#[cold]
+unsafe fn polled_unaligned(fds: *mut pollfd, count: usize, limit: Limit<'_>) -> Option<c_int> {
+    let mut copies: Vec<pollfd> = discreetly(|| (0..count).map(|at| unsafe { fds.add(at).read_unaligned() }).collect());
+    let result = polled_aligned(&mut copies, limit);
+    copies.iter().enumerate().for_each(|(at, entry)| unsafe { fds.add(at).write_unaligned(*entry) });
+    discreetly(|| drop(copies));
+    result
+}
+
+#[inline(always)]
 fn polled_aligned(fds: &mut [pollfd], limit: Limit<'_>) -> Option<c_int> {
     if ops::child::is_child() {
         fds.iter().for_each(|entry| ops::child::wait_for_callers(entry.fd));

@@ -35,6 +35,7 @@ fn bad(_: BadFrame) -> Errno {
 
 impl Layer {
     /// As `recv` that never waits, of at most `len` bytes after the first `filled` of these buffers. `EPROTO`: no frame came.
+    #[inline(always)]
     pub fn read_link(
         &mut self,
         slot: Slot,
@@ -44,7 +45,7 @@ impl Layer {
     ) -> Result<usize, Errno> {
         let Layer { observer, short, .. } = self;
         let deframer = observer.deframer(slot).ok_or(Errno::BADF)?;
-        let mut taken = take_ahead(deframer, buffers, (filled, len))?;
+        let mut taken = if deframer.has_ahead() { take_ahead(deframer, buffers, (filled, len))? } else { 0 };
         if taken > 0 && !deframer.expects_more() {
             return Ok(taken);
         }
@@ -100,7 +101,12 @@ impl Layer {
     }
 
     /// Whether bytes of some connection were read ahead, and the program has not taken them.
+    #[inline]
     pub fn has_ahead(&mut self) -> bool {
+        !self.ahead.is_empty() && self.still_has_ahead()
+    }
+
+    fn still_has_ahead(&mut self) -> bool {
         let Layer { ahead, observer, .. } = self;
         ahead.retain(|slot| observer.has_ahead(*slot));
         !ahead.is_empty()
@@ -167,6 +173,7 @@ impl Layer {
 
     /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most this
     /// many of the bytes that it carries. Whether the socket has taken all that it was offered. `EAGAIN`: it has taken nothing.
+    #[inline(always)]
     pub fn write_link(
         &mut self,
         slot: Slot,
@@ -214,17 +221,26 @@ impl Layer {
 }
 
 /// Takes what was read ahead.
+#[inline(never)]
 fn take_ahead(deframer: &mut Deframer, buffers: &mut [IoSliceMut<'_>], (filled, len): (usize, usize)) -> Result<usize, Errno> {
+    // As a rule there is one: what its part lies in needs no memory.
+    if let [one] = buffers {
+        let to = filled.saturating_add(len).min(one.len());
+        let part = &mut one[filled..to];
+        let count = part.len().min(deframer.ahead());
+        return match pointers::is_writable(part.as_ptr(), count) {
+            true => deframer.take_ahead(&mut part[..count]).map_err(bad),
+            false => Err(Errno::FAULT),
+        };
+    }
     let mut taken = 0;
-    if deframer.has_ahead() {
-        for mut part in clip_mut(buffers, filled, len) {
-            let count = part.len().min(deframer.ahead());
-            match pointers::is_writable(part.as_ptr(), count) {
-                true => taken += deframer.take_ahead(&mut part[..count]).map_err(bad)?,
-                // As the kernel says it: what it could move counts.
-                false if taken == 0 => return Err(Errno::FAULT),
-                false => break,
-            }
+    for mut part in clip_mut(buffers, filled, len) {
+        let count = part.len().min(deframer.ahead());
+        match pointers::is_writable(part.as_ptr(), count) {
+            true => taken += deframer.take_ahead(&mut part[..count]).map_err(bad)?,
+            // As the kernel says it: what it could move counts.
+            false if taken == 0 => return Err(Errno::FAULT),
+            false => break,
         }
     }
     Ok(taken)
@@ -242,6 +258,7 @@ struct Reading {
 
 /// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames after them where one
 /// buffer takes all.
+#[inline(always)]
 fn read_once(
     deframer: &mut Deframer,
     socket: BorrowedFd<'_>,
@@ -272,6 +289,7 @@ fn read_once(
 }
 
 /// Reads what lacks of a header, and what follows into this buffer. `short`: room of [`SHORT`] bytes.
+#[inline(always)]
 fn read_frames(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8], short: &mut [u8]) -> Result<Reading, Errno> {
     let header = deframer.header_room();
     let lacks = header.len();

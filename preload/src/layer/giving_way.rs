@@ -37,6 +37,7 @@ impl Vain {
 
 impl Layer {
     /// A poll that does not wait has found nothing. Whether it is to wait for a moment all the same.
+    #[inline]
     pub fn gives_way(&mut self) -> bool {
         let is_awaited = self.full.is_some() || self.images.machine.under_way().is_some() || self.links.is_any_down();
         is_awaited && !self.observer.is_replaying() && self.vain.handle_nothing(sys::time_of_thread())

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 
 use super::{DUE, LAYER, LEAVES, Layer, restart};
 use crate::ending::fail;
+use crate::here::{is_inside, set_inside};
 use crate::lock::Guard;
-use crate::nudge::{self, is_inside, set_inside};
 use crate::phase::{self, Phase, is_active};
 use crate::signals::{self, Hold};
-use crate::{children, image, sys};
+use crate::{children, image, nudge, sys};
 
 /// The layer, held.
 pub struct Held {
@@ -23,18 +23,21 @@ pub struct Held {
 impl Deref for Held {
     type Target = Layer;
 
+    #[inline]
     fn deref(&self) -> &Layer {
         self.guard.as_deref().and_then(Option::as_ref).expect("a layer that is held is there")
     }
 }
 
 impl DerefMut for Held {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Layer {
         self.guard.as_deref_mut().and_then(Option::as_mut).expect("a layer that is held is there")
     }
 }
 
 impl Drop for Held {
+    #[inline(always)]
     fn drop(&mut self) {
         if self.guard.take().is_some() {
             set_inside(false);
@@ -67,10 +70,16 @@ pub(super) fn begin(layer: Layer) {
 }
 
 /// The layer, for one call of the program. None: it is not active, or this is a signal's handler that has interrupted the layer in its own thread.
+#[inline]
 pub fn enter() -> Option<Held> {
     if !is_active() || is_inside() {
         return None;
     }
+    enter_active()
+}
+
+#[inline]
+fn enter_active() -> Option<Held> {
     // Before the lock: a signal's handler that comes between the two would wait for its own thread.
     set_inside(true);
     let mut guard = LAYER.lock();
@@ -79,7 +88,9 @@ pub fn enter() -> Option<Held> {
         set_inside(false);
         return None;
     }
-    come_back(&mut guard);
+    if image::is_restored() {
+        come_back(&mut guard);
+    }
     Some(Held { guard: Some(guard), signals: None })
 }
 
@@ -94,17 +105,25 @@ pub fn enter_again() -> Result<Held, Errno> {
 /// If the process is at its end: the calling thread does nothing more. It waits for the kernel, which ends all threads as soon as
 /// the one that ends the process has run the last destructors. Its connections have ended already, so what it found out now it
 /// would not find out without RADIC. A destructor that waits for this thread gets it after `REST_NS`, once.
+#[inline]
 pub fn rest() -> bool {
-    const REST_NS: u64 = 1_000_000_000;
     let left = phase::has_left();
-    if left && !LEAVES.get() && !is_inside() {
+    if left {
+        wait_for_end();
+    }
+    left
+}
+
+#[cold]
+fn wait_for_end() {
+    const REST_NS: u64 = 1_000_000_000;
+    if !LEAVES.get() && !is_inside() {
         LEAVES.set(true);
         let until = sys::now() + REST_NS;
         while let Some(left) = until.checked_sub(sys::now()).filter(|left| *left > 0) {
             _ = sys::poll(&mut [], Some(sys::span(left)));
         }
     }
-    left
 }
 
 /// The process is at its end, by this thread. Nothing of the layer is touched any more.
@@ -116,15 +135,20 @@ pub(super) fn end(layer: Held) {
 
 /// The layer, for a call on a protected connection. A signal's handler that has interrupted the layer in its own thread can
 /// neither wait for it nor go by it: what it sent would be in no outbox, what it received in no log.
+#[inline]
 pub fn enter_for_connection() -> Option<Held> {
-    rest();
-    if is_active() && is_inside() {
+    if !is_active() {
+        rest();
+        return None;
+    }
+    if is_inside() {
         fail("a signal's handler uses a protected connection while the program is in the middle of a call about one");
     }
-    enter()
+    enter_active()
 }
 
 /// The first to get the layer after a restore finds out what there is to do.
+#[cold]
 fn come_back(guard: &mut Guard<'static, Option<Layer>>) {
     if image::take_restored()
         && let Some(layer) = guard.as_mut()

@@ -21,6 +21,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::giving_way::Vain;
+use super::seldom::Seldom;
 use super::{Layer, held};
 use crate::calls::Calls;
 use crate::channel::{Channel, Channels, Identity};
@@ -168,6 +169,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         sleepers: 0,
         standstill: Standstill::default(),
         idle: 0,
+        seldom: Seldom::default(),
         vain: Vain::default(),
     };
     layer.say_hello();

@@ -530,8 +530,15 @@ impl Layer {
     }
 
     /// Whether links were not looked after for a while.
+    #[inline]
     pub fn is_time_to_tend(&self) -> bool {
-        sys::tick() - self.sockets.tended >= LOOK_NS
+        self.is_time_to_tend_at(sys::tick())
+    }
+
+    /// The same, of what [`sys::tick`] says.
+    #[inline]
+    pub fn is_time_to_tend_at(&self, tick: u64) -> bool {
+        tick - self.sockets.tended >= LOOK_NS
     }
 
     /// What waiting calls listen to.

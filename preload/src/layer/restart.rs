@@ -16,12 +16,13 @@
 //! | `key`, `foreign`, all that is secret | zeroes: the node says them again |
 //! | `session` | a new one, with the protector that the node says: it has the log |
 //! | `idle` | counts from 0 |
+//! | `seldom` | holds: it is soon as the clock has it |
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
 //! | `input` | a new pipe, into which nothing comes before the process is live ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
 //! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `imaging::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
-//! | `INSIDE`, `LEAVES`, all of [`crate::threads`] | hold: threads are the same |
+//! | `LEAVES`, all of [`crate::here`] and [`crate::threads`] | hold: threads are the same |
 //! | `PHASE`, `UNSENT`, `DUE` | `PHASE` holds; `UNSENT` off; a checkpoint that is wanted still is |
 //! | `fds::KINDS` | hold for the program's; the layer's own are set again |
 //! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`watches::replaced`) |

@@ -83,6 +83,7 @@ impl Layer {
 
     /// A call has found nothing: a moment for what would be shipped later, in the way of a message. Shorter pieces wake the log
     /// service up too often, and longer ones keep the program from what has come meanwhile (docs/performance.md).
+    #[inline]
     pub fn ship_payload_in_passing(&mut self) {
         if self.replayer.is_none() && self.observer.payload().shippable() >= PIECE as u64 && !self.bulk.has_unsent() {
             self.ship_piece();

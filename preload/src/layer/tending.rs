@@ -103,6 +103,7 @@ impl Layer {
     }
 
     /// A call found nothing. Many in a row mean that the process waits for a peer: time to look after everything.
+    #[inline]
     pub fn note_nothing(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.handle_nothing(&self.observer);
@@ -111,12 +112,18 @@ impl Layer {
         self.idle += 1;
         self.ship_payload_in_passing();
         // While a link is down the process looks after everything sooner: what it looks for may come only if it does.
-        if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
-            self.idle = 0;
-            self.check_way();
-            self.ship_while_waiting();
-            self.tend_rest();
+        let is_idle = self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN;
+        if is_idle || self.seldom.look(sys::tick).is_some_and(|tick| self.is_time_to_tend_at(tick)) {
+            self.tend_idle();
         }
+    }
+
+    #[cold]
+    fn tend_idle(&mut self) {
+        self.idle = 0;
+        self.check_way();
+        self.ship_while_waiting();
+        self.tend_rest();
     }
 
     /// Looks after everything that waits.

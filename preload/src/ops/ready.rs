@@ -60,7 +60,9 @@ fn is_logged(layer: &Layer, epoll: i32) -> bool {
     logged
 }
 
-/// `epoll_wait` and its kin; `events` has room for at least one. None: the epoll is none that we know; it passes through.
+/// `epoll_wait` and its kin; `events` has room for at least one. None: the epoll is none that we know; it passes through. Inlined, and what it calls down
+/// to the system call, for the processor predicts none of the returns that come after that.
+#[inline(always)]
 pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
     if fds::kind(epoll) != Kind::Epoll {
         layer::tend_in_passing();
@@ -84,7 +86,8 @@ fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usiz
     Ok(translate(EPOLLS.lock().get(epoll), events, count, |_, _| false, |_| {}))
 }
 
-/// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through.
+/// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through. Inlined as [`epoll_wait`] is.
+#[inline(always)]
 pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
     let kinds = || fds.iter().map(|entry| (entry.fd, fds::kind(entry.fd)));
     let waits = limit.time != Some(0);
@@ -126,6 +129,7 @@ impl Asked<'_> {
     }
 
     /// What is ready now, in the program's buffer and in `found`, at most [`READY_FDS`].
+    #[inline(always)]
     fn ask(&mut self, layer: &mut Layer, mask: Option<&sigset_t>, found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
         match self {
             Asked::Epoll { epoll, events } => {
@@ -263,6 +267,7 @@ fn translate(
 }
 
 /// Whether something may be ready that the kernel knows nothing of. In the first incarnation: a connection between its arrival and the program's accept.
+#[inline]
 fn knows_more(layer: &mut Layer) -> bool {
     layer.observer.incarnation() > Incarnation::FIRST
         || !layer.arrived.is_empty()
@@ -383,6 +388,7 @@ impl<'a> Waiting<'a> {
         Waiting { asked, limit, logged, thread, deadline: None, due: None, has_slept: false }
     }
 
+    #[inline(always)]
     fn run(mut self, mut layer: Held) -> Result<usize, Errno> {
         loop {
             if self.logged
@@ -426,7 +432,18 @@ impl<'a> Waiting<'a> {
     }
 
     /// Asks the observer. None: the kernel is to be asked.
+    #[inline]
     fn consult(&mut self, layer: &mut Layer) -> Option<Again> {
+        if !layer.observer.is_replaying()
+            && let Ok(Ready::Live) = layer.observer.ready_when(self.thread, self.asked.epoll(), false, &mut [], |_| true)
+        {
+            return None;
+        }
+        self.consult_log(layer)
+    }
+
+    #[cold]
+    fn consult_log(&mut self, layer: &mut Layer) -> Option<Again> {
         let mut room = Vec::new();
         if layer.observer.is_replaying() {
             room.resize(READY_FDS, ReadyFd { fd: 0, events: 0 });
@@ -455,6 +472,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// What is left of its time, in nanoseconds; none: it may wait forever. The clock is read only by calls that wait.
+    #[inline]
     fn left(&mut self) -> Option<u64> {
         let time = self.limit.time.filter(|time| *time > 0);
         let Some(time) = time else { return self.limit.time };
@@ -463,6 +481,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Waits, without the layer, for the program's descriptors and the layer's.
+    #[cold]
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
         if layer.replayer.is_some() {
             let until = self.left().map_or(u64::MAX, |left| sys::now().saturating_add(left));
@@ -501,6 +520,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Sleeps until there is something, and not for long.
+    #[cold]
     fn give_way(&mut self, layer: Held) -> Result<Held, Errno> {
         self.has_slept = true;
         // What is writable for the kernel only would end the sleep at once.
@@ -509,6 +529,7 @@ impl<'a> Waiting<'a> {
         wait_awhile(layer, &set, sys::now() + GIVES_WAY_NS)
     }
 
+    #[inline]
     fn nothing(&self, layer: &mut Layer) -> usize {
         if self.logged {
             sure(layer.observer.handle_nothing(self.thread));
@@ -549,10 +570,15 @@ enum Again {
 }
 
 /// Asks what is stable, and has the kernel report again, to edge-triggered epolls, the connections for which there is room again.
+#[inline]
 fn relieve(layer: &mut Layer) {
-    if !starved::are_there() {
-        return;
+    if starved::are_there() {
+        relieve_starved(layer);
     }
+}
+
+#[cold]
+fn relieve_starved(layer: &mut Layer) {
     let (now, mut full) = (sys::now(), FULL.lock());
     if now - full.asked >= RELIEF_NS {
         full.asked = now;

@@ -55,7 +55,9 @@ impl How {
     }
 }
 
-/// `recv` and its kin. None: the layer does not watch; the call passes through.
+/// `recv` and its kin. None: the layer does not watch; the call passes through. Inlined, and what it calls down to the system call, for
+/// the processor predicts none of the returns that come after that.
+#[inline(always)]
 pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Result<usize, Errno>> {
     let mut layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
@@ -92,6 +94,7 @@ struct Receiving {
 }
 
 impl Receiving {
+    #[inline(always)]
     fn run(mut self, mut layer: Held, buffers: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
         if self.total == 0 {
             return Ok(0);
@@ -100,45 +103,75 @@ impl Receiving {
         // A call with a time limit may find nothing.
         let blocking = waits && !fds::has(self.fd, Mark::ReceiveLimit);
         loop {
-            let (fd, left) = (self.fd as u32, self.total - self.told);
-            let answer = if self.how.peek {
-                layer.observer.peek(self.thread, fd, left, blocking)
-            } else {
-                layer.observer.receive(self.thread, fd, left, blocking)
-            };
-            match sure(answer) {
-                Receive::Take { source: Source::Link, len, owed, .. } => match self.take(&mut layer, buffers, len)? {
-                    Taken::All => return Ok(self.filled),
-                    Taken::Some => {}
-                    Taken::Nothing if !waits && !owed => return self.nothing(&mut layer),
-                    Taken::Nothing => {
-                        // Of a process that is replayed alone no peer sends what its log does not hold.
-                        layer.end_replay_that_waits();
-                        layer = self.wait(layer)?;
+            let left = self.total - self.told;
+            let live = if self.how.peek { None } else { layer.observer.takes_from_link(self.fd as u32, left) };
+            let (len, owed) = match live {
+                Some(len) => (len, false),
+                None => match self.ask(layer, buffers, waits, blocking)? {
+                    (held, Next::Take { len, owed }) => {
+                        layer = held;
+                        (len, owed)
                     }
+                    (held, Next::Again) => {
+                        layer = held;
+                        continue;
+                    }
+                    (_, Next::Over) => return Ok(self.filled),
                 },
-                Receive::Take { source: Source::Log, stream, offset, len, .. } => {
-                    let room = &mut clip_mut(buffers, self.filled, len);
-                    let got = layer.fetch_payload(stream, offset, room);
-                    if let Some(done) = self.report(&mut layer, buffers, Source::Log, got) {
-                        return Ok(done);
-                    }
+            };
+            match self.take(&mut layer, buffers, len)? {
+                Taken::All => return Ok(self.filled),
+                Taken::Some => {}
+                Taken::Nothing if !waits && !owed => return self.nothing(&mut layer),
+                Taken::Nothing => {
+                    // Of a process that is replayed alone no peer sends what its log does not hold.
+                    layer.end_replay_that_waits();
+                    layer = self.wait(layer)?;
                 }
-                Receive::End => {
-                    layer.ship();
-                    return Ok(self.filled);
-                }
-                Receive::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
-                Receive::Nothing if waits => layer = self.wait(layer)?,
-                Receive::Nothing => return self.after_nothing(&mut layer),
-                Receive::Wait(Wait::Payload) => layer.wait_for_payload(),
-                Receive::Wait(Wait::Event) if !takes_turns(&layer) => layer = self.wait(layer)?,
-                Receive::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
     }
 
+    /// Asks the observer, and does what it says unless bytes are to be taken from the socket.
+    #[cold]
+    fn ask(
+        &mut self,
+        mut layer: Held,
+        buffers: &mut [IoSliceMut<'_>],
+        waits: bool,
+        blocking: bool,
+    ) -> Result<(Held, Next), Errno> {
+        let (fd, left) = (self.fd as u32, self.total - self.told);
+        let answer = if self.how.peek {
+            layer.observer.peek(self.thread, fd, left, blocking)
+        } else {
+            layer.observer.receive(self.thread, fd, left, blocking)
+        };
+        match sure(answer) {
+            Receive::Take { source: Source::Link, len, owed, .. } => return Ok((layer, Next::Take { len, owed })),
+            Receive::Take { source: Source::Log, stream, offset, len, .. } => {
+                let room = &mut clip_mut(buffers, self.filled, len);
+                let got = layer.fetch_payload(stream, offset, room);
+                if self.report(&mut layer, buffers, Source::Log, got).is_some() {
+                    return Ok((layer, Next::Over));
+                }
+            }
+            Receive::End => {
+                layer.ship();
+                return Ok((layer, Next::Over));
+            }
+            Receive::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+            Receive::Nothing if waits => layer = self.wait(layer)?,
+            Receive::Nothing => return self.after_nothing(&mut layer).map(|_| (layer, Next::Over)),
+            Receive::Wait(Wait::Payload) => layer.wait_for_payload(),
+            Receive::Wait(Wait::Event) if !takes_turns(&layer) => layer = self.wait(layer)?,
+            Receive::Wait(other) => layer = take_turns(layer, other)?,
+        }
+        Ok((layer, Next::Again))
+    }
+
     /// Takes bytes from the socket, if there are any.
+    #[inline(always)]
     fn take(&mut self, layer: &mut Layer, buffers: &mut [IoSliceMut<'_>], len: usize) -> Result<Taken, Errno> {
         let (socket, slot) = (sys::borrow(self.fd), sure(layer.observer.table().slot_of(self.fd as u32)));
         let received = if self.how.peek {
@@ -172,6 +205,7 @@ impl Receiving {
     }
 
     /// The socket says that nothing more comes: the program has wanted that, or the socket has ended.
+    #[cold]
     fn end(&self, layer: &mut Layer) -> Result<Taken, Errno> {
         let slot = sure(layer.observer.table().slot_of(self.fd as u32));
         if !layer.is_shut(slot) {
@@ -188,12 +222,14 @@ impl Receiving {
     }
 
     /// The socket has ended; whether the stream has, the sender's node knows.
+    #[cold]
     fn ended(&self, layer: &mut Layer, how: Ending) {
         let slot = sure(layer.observer.table().slot_of(self.fd as u32));
         layer.link_ended(slot, how);
     }
 
     /// Bytes are in the buffers. What the call returns, if it is over.
+    #[inline(never)]
     fn report(&mut self, layer: &mut Layer, buffers: &[IoSliceMut<'_>], source: Source, count: usize) -> Option<usize> {
         if self.how.peek {
             let told = sure(layer.observer.handle_peeked(self.thread, self.fd as u32, count));
@@ -215,6 +251,7 @@ impl Receiving {
         (!self.how.all || self.filled == self.total).then_some(self.filled)
     }
 
+    #[inline]
     fn nothing(&self, layer: &mut Layer) -> Result<usize, Errno> {
         if self.filled > 0 {
             return Ok(self.filled);
@@ -223,11 +260,13 @@ impl Receiving {
         self.after_nothing(layer)
     }
 
+    #[inline]
     fn after_nothing(&self, layer: &mut Layer) -> Result<usize, Errno> {
         layer.note_nothing();
         if self.filled > 0 { Ok(self.filled) } else { Err(Errno::AGAIN) }
     }
 
+    #[cold]
     fn wait(&mut self, layer: Held) -> Result<Held, Errno> {
         if fds::has(self.fd, Mark::ReceiveLimit) && self.deadline.is_none() {
             self.deadline = deadline(self.fd, sockopt::Timeout::Recv);
@@ -254,13 +293,26 @@ fn deadline(fd: i32, which: sockopt::Timeout) -> Option<u64> {
     limit.map(|limit| sys::now() + limit.as_nanos() as u64)
 }
 
+/// What a receiving call does when the observer was asked.
+enum Next {
+    /// It takes at most `len` bytes from the socket; they are `owed`: it waits for them.
+    Take {
+        len: usize,
+        owed: bool,
+    },
+    Again,
+    /// It returns what it has.
+    Over,
+}
+
 enum Taken {
     All,
     Some,
     Nothing,
 }
 
-/// `send` and its kin. None: the layer does not watch.
+/// `send` and its kin. None: the layer does not watch. Inlined as [`receive`] is.
+#[inline(always)]
 pub fn send(fd: i32, buffers: &[IoSlice<'_>], flags: i32) -> Option<Result<usize, Errno>> {
     if layer::rest() {
         // The connection has ended, and what this would send no peer gets: as if the kernel had ended the process just after the call.
@@ -291,6 +343,7 @@ struct Sending {
 }
 
 impl Sending {
+    #[inline(always)]
     fn run(mut self, mut layer: Held, buffers: &[IoSlice<'_>]) -> Result<usize, Errno> {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
@@ -317,7 +370,9 @@ impl Sending {
                 self.handle_written(&mut layer, written);
             }
         }
-        layer.transmit(self.slot);
+        if !self.has_left(&layer) {
+            layer.transmit(self.slot);
+        }
         if layer.is_refused(self.slot) {
             layer.drop_unsent(self.slot);
         }
@@ -346,7 +401,15 @@ impl Sending {
         !layer.observer.is_replaying() && layer.observer.table().get(self.slot).is_some_and(is_next)
     }
 
+    /// Whether nothing waits for a socket, and nothing of this connection does.
+    fn has_left(&self, layer: &Layer) -> bool {
+        let outgoing = layer.observer.table().get(self.slot).map(Connection::outgoing);
+        let is_all = outgoing.is_some_and(|outgoing| outgoing.unsent() == 0 && outgoing.is_between_frames());
+        is_all && layer.unsent.is_empty() && layer.replayer.is_none()
+    }
+
     /// The connection is to be there, and what earlier calls have left unsent when their time was over goes first. Until then this call takes nothing.
+    #[cold]
     fn wait_for_turn(&self, mut layer: Held) -> Result<Held, Errno> {
         let deadline = if self.waits { self.deadline } else { Some(0) };
         while layer.is_unsent(self.slot) || layer.is_under_way(self.slot) {
@@ -367,6 +430,7 @@ impl Sending {
     }
 
     /// The outbox has not taken all that the program sends, which does not wait: it is full, or much waits for the socket.
+    #[cold]
     fn refused(&self, layer: &mut Layer) {
         if layer.observer.is_full(self.slot) {
             layer.note_full(self.slot);
@@ -449,6 +513,7 @@ impl Sending {
     /// Offers to the socket what waits for it. This call's bytes begin at `begin` of the stream, and lie in the program's
     /// buffers: there they need not be read again. Bytes of earlier calls come from the outbox, which has the stream up to
     /// `kept`; one piece more than that is offered.
+    #[inline(always)]
     fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>], begin: u64, kept: u64) -> Result<(), Errno> {
         let (socket, until) = (sys::borrow(self.fd), kept + PIECE as u64);
         while let Some(Transmit::Bytes(offset)) = layer.observer.poll_transmit(self.slot)
