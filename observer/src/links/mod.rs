@@ -308,6 +308,13 @@ impl Links {
         self.tell(ToNode::Finished { stream, end });
     }
 
+    /// The program has got the connection of `slot`, which has no link yet. In replay such ones are looked for.
+    pub fn handle_taken(&mut self, cx: &mut Context<'_>, slot: Slot) {
+        if !cx.observer.is_replaying() {
+            self.break_link(cx, slot, GIVEN_UP);
+        }
+    }
+
     /// Connections that were refused have ended. The node is told so before that end can leave.
     fn finish_refused(&mut self, cx: &mut Context<'_>) {
         while let Some(slot) = cx.observer.poll_refused() {

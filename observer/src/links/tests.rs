@@ -431,7 +431,7 @@ fn a_connection_that_was_under_way_is_greeted_when_it_is_there_and_the_gate_is_o
     assert_eq!(installed(&actions).answer, None);
 }
 
-/// A caller comes when its listener is closed: it was refused is in the log before its peer can know it.
+/// A caller comes when its listener is closed. That it was refused is in the log before its peer can know it.
 #[test]
 fn a_caller_that_is_refused_hears_of_the_end_when_that_is_recorded() {
     let (one, mut other, slot, there) = pair();

@@ -491,6 +491,16 @@ impl Layer {
         });
     }
 
+    /// The program has got a connection that has no link yet.
+    pub(crate) fn handle_taken(&mut self, slot: Slot) {
+        if self.replayer.is_none() {
+            self.drive(|links, cx| {
+                links.handle_taken(cx, slot);
+                Ok(())
+            });
+        }
+    }
+
     /// Tells a peer, by the nodes, that it may forget a connection.
     pub fn say_forgettable(&mut self, word: Forgettable) {
         self.drive(|links, _| {

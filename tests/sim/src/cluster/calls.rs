@@ -657,9 +657,9 @@ impl World {
         }
     }
 
-    /// The connection is the program's. In replay it has no link yet.
+    /// The connection is the program's.
     fn take_connection(&mut self, (pid, thread): Caller, slot: Slot, greeting: Option<&Greeting>) {
-        let Some(greeting) = greeting else { return };
+        let Some(greeting) = greeting else { return self.handle_taken(pid, slot) };
         let socket = &mut self.lib(pid).calls.sockets[thread];
         let conn = socket.conn.take().expect("it was dialed");
         let ended = socket.ended.take();

@@ -260,6 +260,14 @@ impl World {
         });
     }
 
+    /// The program has got a connection that has no link yet.
+    pub fn handle_taken(&mut self, pid: u32, slot: Slot) {
+        self.drive(pid, |links, cx| {
+            links.handle_taken(cx, slot);
+            Ok(())
+        });
+    }
+
     /// What the kernel says of sockets that are under way.
     fn look_at_under_way(&mut self, pid: u32) {
         for (end, made) in self.lib(pid).calls.fares() {
