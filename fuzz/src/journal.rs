@@ -155,6 +155,7 @@ pub fn first() -> Inputs {
         Determinant::Input { bytes: b"a line\n" },
         Determinant::Nothing,
         Determinant::Taken,
+        Determinant::Refused { connection: connection(5) },
         Determinant::Time { clock: 1, skipped: 3, difference: -70_000 },
         Determinant::Kernel { call: KernelCall::Random, bytes: &[5; 32] },
     ];

@@ -9,14 +9,14 @@
 //!   caller that greets at once is offered to the program. One that does not is one among those at the door: its program makes
 //!   no call just now, and its `connect` has not waited. Any other is closed: it is gone already, or calls once more.
 //!
-//! A caller that waits at a listener which the program closes is refused ([`Refusal`]). To its program the connection was made. A
-//! reset alone would say that the link has broken, and that the connection is to be made again. So the node is told that it is over.
+//! A caller that waits at a listener which the program closes is reset ([`Refusal`]). To its program the connection was made. To
+//! its library a reset says that the link has broken. So it comes to the door, where its connection is refused
+//! ([`Observer::refuse_callers`]).
 
 use std::time::Duration;
 
-use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::determinant::ConnectionId;
 use radic_wire::log::Greeting;
-use radic_wire::process::StreamEnd;
 #[cfg(doc)]
 use radic_wire::process::ToNode;
 
@@ -160,8 +160,6 @@ pub enum Refuse {
     Ask,
     /// The caller is dealt with: say so to the node by [`ToNode::Greeted`].
     SendOff,
-    /// Its connection is over: say so to the node by [`ToNode::Finished`].
-    Finish(StreamId, StreamEnd),
     /// End the connection by a reset, as the system does it with those that no process has accepted.
     Reset,
 }
@@ -171,10 +169,8 @@ pub enum Refuse {
 enum Refused {
     /// The system has let the caller in.
     LetIn,
-    /// Its node has named this connection.
-    Named(ConnectionId),
-    /// Its node need not know of the caller any more.
-    SentOff(ConnectionId),
+    /// Its node has named its connection.
+    Named,
     /// The connection is to end.
     Over,
 }
@@ -191,18 +187,13 @@ impl Refusal {
         Refusal { stage: if is_over { Refused::Over } else { Refused::LetIn } }
     }
 
-    /// What is to be done next. The question and the reset are said again and again, the two words to the node once.
+    /// What is to be done next. The question and the reset are said again and again, the word to the node once.
     pub fn next_step(&mut self) -> Refuse {
         match self.stage {
             Refused::LetIn => Refuse::Ask,
-            Refused::Named(connection) => {
-                self.stage = Refused::SentOff(connection);
-                Refuse::SendOff
-            }
-            Refused::SentOff(connection) => {
+            Refused::Named => {
                 self.stage = Refused::Over;
-                let stream = StreamId { connection, from_opener: false };
-                Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 })
+                Refuse::SendOff
             }
             Refused::Over => Refuse::Reset,
         }
@@ -214,7 +205,7 @@ impl Refusal {
     /// If this was not asked.
     pub fn handle_named(&mut self, caller: Option<ConnectionId>) {
         assert_eq!(self.stage, Refused::LetIn, "the node is asked once which process calls");
-        self.stage = caller.map_or(Refused::Over, Refused::Named);
+        self.stage = if caller.is_some() { Refused::Named } else { Refused::Over };
     }
 }
 
@@ -323,13 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_is_refused_is_sent_off_and_its_connection_is_over() {
+    fn a_caller_that_is_refused_is_sent_off() {
         let mut refusal = Refusal::new(false);
         assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Ask, Refuse::Ask), "its node has not answered");
         refusal.handle_named(Some(connection(1, 4)));
         assert_eq!(refusal.next_step(), Refuse::SendOff);
-        let stream = StreamId { connection: connection(1, 4), from_opener: false };
-        assert_eq!(refusal.next_step(), Refuse::Finish(stream, StreamEnd { offset: 0, closed: true, received: 0 }));
         assert_eq!((refusal.next_step(), refusal.next_step()), (Refuse::Reset, Refuse::Reset));
     }
 

@@ -101,8 +101,8 @@ pub enum Step {
         /// There is a connection, or may be one.
         made: bool,
     },
-    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and
-    /// this greeting is written to it first.
+    /// The descriptor is this protected connection from now on. The socket is its link, and this greeting is written to it first.
+    /// None: an earlier incarnation has made it, and it has no link yet: [`Links::handle_taken`].
     Take(Slot, Option<Greeting>),
     /// The descriptor is this protected connection from now on, and its socket is under way still: [`Links::handle_under_way`].
     Leave(Slot),
@@ -203,6 +203,8 @@ enum Stage {
     Left,
     /// In replay: there was a connection, and the call came to this.
     Again(Outcome),
+    /// There may be a connection, of which the log does not say.
+    Claimed,
     /// The descriptor is the connection; what has come of the call is to be recorded.
     Taken,
     /// The call has come to this.
@@ -231,6 +233,8 @@ pub struct Connect {
     incarnation: Option<Incarnation>,
     /// The socket's own address as the program is told it, and the process that listens, once both are recorded.
     target: Option<(SocketAddr, Peer)>,
+    /// An earlier incarnation may have greeted the process, which knows the connection then.
+    may_be_known: bool,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
     /// This many processes had come back when they said so last.
@@ -254,6 +258,7 @@ impl Connect {
             blocking,
             incarnation: None,
             target: None,
+            may_be_known: false,
             is_placed: false,
             placed: 0,
             until: None,
@@ -289,6 +294,7 @@ impl Connect {
         let is_restarted = self.incarnation.replace(incarnation).is_some_and(|before| before != incarnation);
         if is_restarted && !matches!(self.stage, Stage::Over(_)) {
             self.stage = if self.target.is_some() { Stage::Known } else { Stage::Begun };
+            self.may_be_known = self.target.is_some();
             (self.is_placed, self.since) = (false, None);
         }
         is_restarted
@@ -343,7 +349,8 @@ impl Connect {
                 cx.observer.handle_failed(self.thread, self.fd, Call::Connect, EINPROGRESS)?;
                 self.enter(Stage::Over(Outcome::UnderWay))
             }
-            Stage::Again(outcome) => self.take_again(cx, outcome)?,
+            Stage::Again(outcome) => self.take_again(cx, Stage::Over(outcome))?,
+            Stage::Claimed => self.take_again(cx, Stage::Taken)?,
             Stage::Taken => self.record_connected(cx)?,
             Stage::Over(outcome) => Some(Step::Over(outcome)),
             Stage::Calling { .. } | Stage::Dialing { .. } => unreachable!("what came of the last step is to be told first"),
@@ -371,7 +378,7 @@ impl Connect {
                 None => self.enter(Stage::Binding),
             },
             Address::Again(local, Some(process)) => {
-                self.target = Some((local, Peer { process, at: None }));
+                (self.target, self.may_be_known) = (Some((local, Peer { process, at: None })), true);
                 self.enter(Stage::Known)
             }
             Address::Again(_, None) => self.enter(Stage::Over(Outcome::Unprotected(None))),
@@ -451,8 +458,18 @@ impl Connect {
                 self.since = None;
             }
             // It may have left since the log was written: then nothing answers.
-            (Some(_), _) => self.fail(cx, ECONNREFUSED)?,
+            (Some(_), _) => self.handle_unheard(cx)?,
         }
+        Ok(())
+    }
+
+    /// The process listens there no more. If it may know the connection, this is what the call has made, and the links find out
+    /// what has become of it: refused here, the number would be the next connection's.
+    fn handle_unheard(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        if !self.may_be_known {
+            return self.fail(cx, ECONNREFUSED);
+        }
+        self.stage = Stage::Claimed;
         Ok(())
     }
 
@@ -494,7 +511,7 @@ impl Connect {
 
     fn dial(&mut self, cx: &mut Context<'_>, returned: u64) -> Result<Option<Step>, Error> {
         if self.calls == CALLS {
-            return self.fail(cx, ECONNREFUSED).map(|()| None);
+            return self.handle_unheard(cx).map(|()| None);
         }
         self.calls += 1;
         let at = self.target.and_then(|(_, peer)| peer.at).unwrap_or(self.to);
@@ -528,11 +545,11 @@ impl Connect {
         })
     }
 
-    /// The descriptor becomes the connection, in replay.
-    fn take_again(&mut self, cx: &mut Context<'_>, outcome: Outcome) -> Result<Option<Step>, Error> {
+    /// The descriptor becomes the connection, which an earlier incarnation has made, or may have.
+    fn take_again(&mut self, cx: &mut Context<'_>, then: Stage) -> Result<Option<Step>, Error> {
         Ok(match self.open(cx)? {
             Err(wait) => Some(Step::Wait(wait)),
-            Ok(slot) => self.then(Stage::Over(outcome), Step::Take(slot, None)),
+            Ok(slot) => self.then(then, Step::Take(slot, None)),
         })
     }
 

@@ -115,7 +115,7 @@ pub(crate) enum Left {
     /// Empty outcomes beyond `passed`, and the readings since. The outcome belongs to the clock reading after `passed` empty
     /// outcomes and `skipped` unrecorded readings. The thread has already made that reading.
     Reading { passed: u64, clock: u32, skipped: u64 },
-    /// All: it belongs to no call ([`Determinant::Taken`]).
+    /// All: it belongs to no call ([`Determinant::Taken`], [`Determinant::Refused`]).
     All,
 }
 
@@ -384,16 +384,32 @@ impl Journal {
         let own = says_own.then(|| own.saturating_sub(own_bytes));
         own.into_iter().for_each(|bytes| Determinant::Own { bytes }.write(&mut out));
         outcome.write(&mut out);
-        let length = out.finish().ok_or(Error::Full("code of one outcome"))?;
+        let length = out.finish();
+        self.keep(length)?;
+        let is_taken = *outcome == Determinant::Taken && number.is_some();
+        let stood = Stood { number: index, begins: number.is_none().then_some(name), sent, own };
+        self.handle_served(stood, if is_taken { Left::All } else { Left::Nothing });
+        Ok(())
+    }
+
+    /// Records what belongs to no call and has no place: it stands before the next outcome, whichever thread has that, and no
+    /// count begins anew.
+    pub(crate) fn append_aside(&mut self, outcome: &Determinant<'_>) -> Result<(), Error> {
+        let mut out = Writer::new(&mut self.scratch);
+        outcome.write(&mut out);
+        let length = out.finish();
+        self.keep(length)
+    }
+
+    /// What was coded last is in the log. None: it was too long.
+    fn keep(&mut self, length: Option<usize>) -> Result<(), Error> {
+        let length = length.ok_or(Error::Full("code of one outcome"))?;
         let begin = (self.end() + length as u64).saturating_sub(self.capacity as u64).min(self.stable);
         self.ring.trim(begin.max(self.ring.start()));
         if length > self.ring.room() {
             return Err(Error::Full("journal"));
         }
         self.ring.push(&self.scratch[..length]);
-        let is_taken = *outcome == Determinant::Taken && number.is_some();
-        let stood = Stood { number: index, begins: number.is_none().then_some(name), sent, own };
-        self.handle_served(stood, if is_taken { Left::All } else { Left::Nothing });
         Ok(())
     }
 

@@ -8,8 +8,10 @@
 //! - *A process that has come back* ([`Reopening`]). The sockets of its image are dead. Each listener gets a fresh one, and the
 //!   node hears for each address where that is.
 //! - *A listener that the program closes* ([`Closing`]). With its last descriptor the callers that wait there are refused
-//!   ([`Refusal`]), and then the process listens there no more.
+//!   ([`Refusal`]), and then the process listens there no more. Some have waited there and come to the door: it is remembered
+//!   which addresses were closed ([`Listeners::is_closed`]).
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use radic_wire::address::canonical;
@@ -72,6 +74,8 @@ impl Open {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
     open: Vec<Open>,
+    /// Addresses where it has listened last, the newest of them at the end.
+    closed: VecDeque<SocketAddr>,
 }
 
 impl Default for Listeners {
@@ -83,7 +87,7 @@ impl Default for Listeners {
 impl Listeners {
     /// It listens nowhere.
     pub fn new() -> Listeners {
-        Listeners { open: Vec::with_capacity(ROOM) }
+        Listeners { open: Vec::with_capacity(ROOM), closed: VecDeque::with_capacity(ROOM) }
     }
 
     /// How many addresses its descriptors have, all together.
@@ -96,15 +100,23 @@ impl Listeners {
         self.open.iter().find(|open| open.fd == fd).map(|open| open.address)
     }
 
-    /// Whether a connection that has arrived, and has called `to` if its caller has said so, is for this descriptor. Where no
-    /// listener is any more, any will do.
+    /// The descriptors that listen where a caller has called.
+    fn at(&self, to: Option<SocketAddr>) -> impl Iterator<Item = u32> {
+        let is_there = move |open: &&Open| to.is_some_and(|to| is_named(open.address, to));
+        self.open.iter().filter(is_there).map(|open| open.fd)
+    }
+
+    /// Whether a connection that has arrived, and has called `to` if its caller has said so, is for this descriptor. Of an address
+    /// at which none has listened any will do.
     pub fn takes(&self, fd: u32, to: Option<SocketAddr>) -> bool {
-        let is_named = |address: &SocketAddr, to: SocketAddr| {
-            address.port() == to.port() && (address.ip() == to.ip() || address.ip().is_unspecified() || to.ip().is_unspecified())
-        };
-        let is_there = |open: &&Open| to.is_some_and(|to| is_named(&open.address, canonical(to)));
-        let mut there = self.open.iter().filter(is_there).peekable();
-        there.peek().is_none() || there.any(|open| open.fd == fd)
+        let mut there = self.at(to).peekable();
+        if there.peek().is_none() { !self.is_closed(to) } else { there.any(|of| of == fd) }
+    }
+
+    /// Whether the program has closed the listener that such a connection has called: it is for none. A process that catches up
+    /// may not have come to its `listen` yet.
+    pub fn is_closed(&self, to: Option<SocketAddr>) -> bool {
+        self.at(to).next().is_none() && to.is_some_and(|to| self.closed.iter().any(|closed| is_named(*closed, to)))
     }
 
     /// The program has made `new` from `old`, a listener.
@@ -133,6 +145,21 @@ impl Listeners {
         let at = self.open.iter().position(|open| open.fd == fd)?;
         Some(self.open.swap_remove(at).address)
     }
+
+    /// No descriptor listens at the address any more.
+    fn handle_closed(&mut self, address: SocketAddr) {
+        self.closed.retain(|closed| *closed != address);
+        if self.closed.len() >= ROOM {
+            self.closed.pop_front();
+        }
+        self.closed.push_back(address);
+    }
+}
+
+/// Whether a caller that has called `to` means a listener with this address.
+fn is_named(address: SocketAddr, to: SocketAddr) -> bool {
+    let to = canonical(to);
+    address.port() == to.port() && (address.ip() == to.ip() || address.ip().is_unspecified() || to.ip().is_unspecified())
 }
 
 /// What is to be done next for a `listen`.
@@ -225,6 +252,7 @@ impl Listen {
         assert_eq!(self.stage, Stage::Ready, "the system listens after all is announced, and once");
         let at = elsewhere(addresses.told, real, here);
         listeners.open.extend(addresses.iter().map(|address| Open { fd: self.fd, address, at }));
+        listeners.closed.retain(|closed| addresses.iter().all(|address| address != *closed));
         self.stage = Stage::Telling(addresses, 0);
     }
 
@@ -348,6 +376,7 @@ impl Closing {
         while let Some(address) = listeners.take(self.fd) {
             // Another descriptor of it may still listen.
             if !listeners.is_kept(self.fd, address) {
+                listeners.handle_closed(address);
                 return Close::Tell(ToNode::NotListening(address));
             }
         }

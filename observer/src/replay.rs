@@ -16,7 +16,7 @@
 mod tests;
 
 use radic_wire::bytes::{Malformed, Reader};
-use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall};
+use radic_wire::determinant::{CALLS, CLOCKS, Call, ConnectionId, Determinant, KernelCall};
 
 use crate::error::Error;
 use crate::journal::{Journal, Left, Stood};
@@ -189,6 +189,8 @@ impl Head {
             Determinant::Taken => self.has_sent_own(journal),
             // In the recorded run, too, the outcome's thread may have found nothing before its turn.
             Determinant::Nothing => self.empties(journal) > self.empties,
+            // The program sees nothing of it.
+            Determinant::Refused { .. } => true,
             _ => false,
         };
         has_happened && self.is_open(journal)
@@ -426,7 +428,7 @@ impl Replay {
             && let Some(outcome) = self.outcome_at(at, &head)
         {
             // What belongs to no call is no place for a thread.
-            if outcome != Determinant::Taken {
+            if !matches!(outcome, Determinant::Taken | Determinant::Refused { .. }) {
                 match (journal.is_thread(thread, head.thread, head.begins), outcome) {
                     // The log may be anything, also too much for a sum.
                     (true, Determinant::Nothing) => {
@@ -539,6 +541,15 @@ impl Replay {
             return Ok(Served::Turn);
         }
         Ok(Served::Nothing)
+    }
+
+    /// The connection that was refused, if the log says so next.
+    pub(crate) fn refused_next(&mut self, journal: &Journal) -> Result<Option<ConnectionId>, Error> {
+        let is_loose = matches!(self.next_head(journal)?, Err(Served::Outcome));
+        Ok(match self.outcome() {
+            Some(Determinant::Refused { connection }) if is_loose => Some(connection),
+            _ => None,
+        })
     }
 
     /// The reading of a clock that is next in the log, if its turn has come.
@@ -660,6 +671,7 @@ impl Replay {
         let left = match self.outcome() {
             Some(Determinant::Nothing) => Left::Empties { passed: head.empties.saturating_add(1) },
             Some(Determinant::Taken) if head.begins.is_none() => Left::All,
+            Some(Determinant::Refused { .. }) => Left::All,
             _ => Left::Nothing,
         };
         self.go_on(journal, head, left);

@@ -385,6 +385,13 @@ pub enum Determinant<'a> {
         /// The answer, at most [`limits::ANSWER`].
         bytes: &'a [u8],
     },
+    /// This connection has called a listener that the program has closed before it has accepted it: it was made, and closed at
+    /// once. The program sees nothing of that. So it belongs to no call, says nothing of where it stands, and stands before the
+    /// outcome that follows.
+    Refused {
+        /// The connection.
+        connection: ConnectionId,
+    },
     /// This many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -503,7 +510,8 @@ impl<'a> Determinant<'a> {
             Determinant::Errno { call, .. } => 11 + *call as usize,
             Determinant::Time { .. } => 17,
             Determinant::Kernel { call, .. } => 18 + *call as usize,
-            Determinant::Empty { .. }
+            Determinant::Refused { .. }
+            | Determinant::Empty { .. }
             | Determinant::Sent { .. }
             | Determinant::Own { .. }
             | Determinant::Thread { .. }
@@ -574,6 +582,10 @@ impl<'a> Determinant<'a> {
                 out.varint(bytes.len() as u64);
                 out.raw(bytes);
             }
+            Determinant::Refused { connection } => {
+                head(out, 15, REFUSED);
+                connection.write(out);
+            }
         }
     }
 
@@ -633,6 +645,7 @@ impl<'a> Determinant<'a> {
             _ if arg < KERNEL => {
                 Determinant::Time { clock: (arg - TIME) as u32, skipped: from.varint()?, difference: unzigzag(from.varint()?) }
             }
+            _ if arg == REFUSED => Determinant::Refused { connection: ConnectionId::read(from)? },
             _ => {
                 let call = arg.checked_sub(KERNEL).and_then(|place| KernelCall::ALL.get(usize::try_from(place).ok()?));
                 let call = *call.ok_or(from.malformed("no such determinant"))?;
@@ -649,6 +662,8 @@ impl<'a> Determinant<'a> {
 const TIME: u64 = 4;
 /// The first of [`KernelCall`], after the clocks.
 const KERNEL: u64 = TIME + CLOCKS as u64;
+/// After the calls that the kernel answers.
+const REFUSED: u64 = KERNEL + KernelCall::ALL.len() as u64;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     match arg {

@@ -394,6 +394,38 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
 }
 
+/// The process that was called may know the connection, and has closed its listener: it says what has become of that. Otherwise
+/// the next connection would have its number.
+#[test]
+fn a_call_that_may_have_arrived_is_not_refused() {
+    let mut one = Caller::new(true);
+    let before = one.clone();
+    one.asks();
+    one.hears(Some(PEER), false);
+    let image = one.clone();
+    for image in [before, image] {
+        let mut next = one.comes_back(&image);
+        next.asks();
+        next.hears(None, false);
+        let Step::Take(slot, None) = next.step() else { panic!("it is refused") };
+        assert_eq!(next.step(), Step::Over(Outcome::Connected));
+        next.tell(|_, _, links| {
+            assert!(!links.is_any_down(), "it has no link");
+            Ok(())
+        });
+        let mut cx = Context { observer: &mut next.observer, now: next.now };
+        next.links.handle_taken(&mut cx, slot);
+        assert!(next.links.is_any_down() && next.observer.next_connection().number == 1);
+    }
+    // Of a call of this incarnation it knows nothing before it is greeted.
+    one.dials(at(2, 80));
+    one.dialed(Dialed::Failed(ECONNREFUSED));
+    assert_eq!((one.step(), one.step()), (Step::GiveUp, Step::Pause));
+    one.asks();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::Over(Outcome::Failed(ECONNREFUSED)));
+}
+
 /// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation
 /// greets no peer as one that has received nothing.
 #[test]

@@ -34,12 +34,23 @@ impl Table {
         Ok(())
     }
 
+    /// The stream of a connection that was refused ends where it begins.
+    pub(crate) fn poll_refused(&mut self, outbox: &mut Outbox) -> Option<Slot> {
+        let slot = self.refused.pop()? as Slot;
+        if let Some(connection) = self.get_mut(slot) {
+            connection.outgoing.finish = Some(0);
+        }
+        self.forget_if_done(slot, outbox);
+        Some(slot)
+    }
+
     fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
         let has_room = self.gone.len().max(self.forgotten.len()) < self.most;
         let Some(connection) = self.get_mut(slot) else { return };
         // A peer that was told too little while this process was replaying is told again, on a new link, before the connection is forgotten.
         let to_renew = connection.unsettled || connection.link == Link::GivenUp;
-        if connection.forgettable != (true, true) || connection.to_tell || to_renew || !has_room {
+        let is_ended = connection.outgoing.finish.is_some();
+        if connection.forgettable != (true, true) || !is_ended || connection.to_tell || to_renew || !has_room {
             return;
         }
         let (id, peer, opened_here, gone_there) = (connection.id, connection.peer, connection.opened_here, connection.gone_there);

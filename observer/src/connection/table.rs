@@ -43,6 +43,8 @@ pub struct Table {
     pub(super) next_number: u64,
     /// Connections that wait to be accepted, in the order in which they came.
     pub(super) offered: VecDeque<u32>,
+    /// Connections that were refused, and whose peer is still to be told that they have ended.
+    pub(super) refused: Vec<u32>,
     /// Connections that the peer is to be told that it may forget.
     pub(super) to_tell: Vec<u32>,
     /// Opened here and forgotten, in this order; images may have them. At most as many as connections.
@@ -72,6 +74,7 @@ impl Table {
             job: None,
             next_number: 0,
             offered: VecDeque::with_capacity(connections),
+            refused: Vec::with_capacity(connections),
             to_tell: Vec::with_capacity(connections),
             gone: VecDeque::new(),
             forgotten: HashSet::default(),
@@ -188,18 +191,39 @@ impl Table {
 
     /// The program was given connection `id` on `fd` by `accept`; in replay it may not have been offered again yet.
     pub(crate) fn accept(&mut self, id: ConnectionId, fd: u32) -> Result<Slot, Error> {
+        let slot = self.take_offer(id)?;
+        self.bind(slot, fd)?;
+        Ok(slot)
+    }
+
+    /// The connection waits for no `accept` any more; in replay it may not have been offered again yet.
+    fn take_offer(&mut self, id: ConnectionId) -> Result<Slot, Error> {
         let slot = match self.find_end(id, false) {
             Some(slot) => slot,
             None => self.insert(Connection::new(id, id.opener, false))?,
         };
-        let connection = self.get_mut(slot).ok_or(Error::Descriptor(fd))?;
-        match connection.hold {
-            Hold::Nothing => {}
-            Hold::Offered => self.offered.retain(|offered| *offered != slot as u32),
-            Hold::Descriptor(_) | Hold::Closed => return Err(Error::Peer { connection: id, what: "it was accepted before" }),
+        match self.get(slot).map(|connection| connection.hold) {
+            Some(Hold::Descriptor(_) | Hold::Closed) => Err(Error::Peer { connection: id, what: "it was accepted before" }),
+            _ => {
+                self.offered.retain(|offered| *offered != slot as u32);
+                Ok(slot)
+            }
         }
-        self.bind(slot, fd)?;
+    }
+
+    /// The connection is closed without having been accepted. Its end is still to be said: [`Table::poll_refused`].
+    pub(crate) fn refuse(&mut self, id: ConnectionId) -> Result<Slot, Error> {
+        let slot = self.take_offer(id)?;
+        if let Some(connection) = self.get_mut(slot) {
+            connection.hold = Hold::Closed;
+            self.refused.push(slot as u32);
+        }
         Ok(slot)
+    }
+
+    /// Whether a connection was refused, and its peer is still to be told.
+    pub fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
     }
 
     /// The first connection that waits to be accepted and has called there.

@@ -99,6 +99,8 @@ pub enum Action {
     Discard(StreamId),
     /// What the program sends is refused from now on, and what waits for a socket leaves no more.
     RefuseSends(StreamId),
+    /// This connection was refused, and the node knows that it has ended: that leaves on its link, if there is one.
+    Finish(StreamId),
     /// Write this greeting to the program's socket, which is the first link of this connection.
     Hail(StreamId, Box<Greeting>),
     /// A visitor with a connection that is not known here was refused: say so in the node's log.
@@ -235,6 +237,7 @@ impl Links {
 
     /// Time has passed, or the gate has opened.
     pub fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+        self.finish_refused(cx);
         self.look_for_broken(cx);
         self.look_for_words(cx);
         self.receive_visitors(cx)?;
@@ -303,6 +306,22 @@ impl Links {
         let (stream, Some(offset)) = (connection.stream_out(), connection.outgoing().finish()) else { return };
         let end = StreamEnd { offset, closed, received: connection.incoming().wanted() };
         self.tell(ToNode::Finished { stream, end });
+    }
+
+    /// The program has got the connection of `slot`, which has no link yet. In replay such ones are looked for.
+    pub fn handle_taken(&mut self, cx: &mut Context<'_>, slot: Slot) {
+        if !cx.observer.is_replaying() {
+            self.break_link(cx, slot, GIVEN_UP);
+        }
+    }
+
+    /// Connections that were refused have ended. The node is told so before that end can leave.
+    fn finish_refused(&mut self, cx: &mut Context<'_>) {
+        while let Some(slot) = cx.observer.poll_refused() {
+            self.tell_finished(cx, slot, true);
+            let end = cx.observer.table().get(slot).map(Connection::stream_out);
+            self.actions.extend(end.map(Action::Finish));
+        }
     }
 
     /// Tells a peer, by the nodes, that it may forget a connection.

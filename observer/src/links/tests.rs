@@ -431,6 +431,83 @@ fn a_connection_that_was_under_way_is_greeted_when_it_is_there_and_the_gate_is_o
     assert_eq!(installed(&actions).answer, None);
 }
 
+/// A caller comes when its listener is closed. That it was refused is in the log before its peer can know it.
+#[test]
+fn a_caller_that_is_refused_hears_of_the_end_when_that_is_recorded() {
+    let (one, mut other, slot, there) = pair();
+    let (id, name) = (end(&one, slot).connection, end(&other, there));
+    other.observer.refuse_callers(|called| called != id).expect("nothing contradicts");
+    assert!(!other.observer.table().has_refused(), "its listener is open");
+    other.observer.refuse_callers(|called| called == id).expect("nothing contradicts");
+    let is_closed = |side: &Side| side.observer.table().get(there).map(Connection::is_closed);
+    assert!(is_closed(&other) == Some(true) && other.observer.table().has_refused());
+    assert_eq!((other.tick(Duration::ZERO), other.observer.poll_transmit(there)), (vec![], None), "G1: the gate is shut");
+    open_gate(&mut other);
+    let ended = StreamEnd { offset: 0, closed: true, received: 0 };
+    let word = Action::Tell(ToNode::Finished { stream: name, end: ended });
+    assert_eq!(other.tick(Duration::ZERO), [word, Action::Finish(name)]);
+    assert_eq!(other.observer.poll_transmit(there), Some(crate::Transmit::End));
+    assert!(other.tick(Duration::ZERO).is_empty() && !other.observer.table().has_refused(), "it is said once");
+    // Whatever its peer has of it when it is brought back.
+    for (restart, received) in [(1, 0), (2, 1)] {
+        let incarnation = Incarnation::restarted(restart);
+        let hello = Greeting { attempt: 1, received, ..first_greeting(id, incarnation) };
+        let (_, result, actions) = other.is_visited(&hello);
+        result.expect("nothing contradicts");
+        assert_eq!(installed(&actions).answer.and_then(|answer| answer.finish), Some(0));
+    }
+}
+
+fn first_greeting(connection: ConnectionId, incarnation: Incarnation) -> Greeting {
+    let process = connection.opener;
+    Greeting {
+        process,
+        incarnation,
+        connection,
+        attempt: 0,
+        received: 0,
+        stable: 0,
+        kept: 0,
+        finish: None,
+        settled: true,
+        ends: None,
+    }
+}
+
+/// The image is of before, in the midst, or after.
+#[test]
+fn a_process_that_comes_back_has_refused_whom_it_had_refused() {
+    for image in 0..3 {
+        let (one, mut other, slot, there) = pair();
+        let id = end(&one, slot).connection;
+        let mut images = vec![Observer::new(process(1), &Config { connections: 8, descriptors: 16, ..Config::default() })];
+        other.observer.refuse_callers(|_| true).expect("nothing contradicts");
+        let log = other.observer.poll_journal().expect("it is recorded").head.to_vec();
+        images.push(other.observer.clone());
+        open_gate(&mut other);
+        other.tick(Duration::ZERO);
+        images.push(other.observer.clone());
+        let cut = images[image].journal().end();
+        other.observer = images.swap_remove(image);
+        let end = log.len() as u64;
+        let restarted = other.observer.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64);
+        restarted.expect("it restarts");
+        other.drive(Links::handle_restart);
+        let rest = log[cut as usize..].to_vec();
+        other.observer.handle_protector(&FromProtector::Journal { position: cut, bytes: &rest }).expect("it was asked for");
+        assert!(!other.observer.settle(), "its peer may have more of it (Gate B)");
+        other.tick(Duration::ZERO);
+        let there = other.observer.table().find_end(id, false).unwrap_or(there);
+        let connection = other.observer.table().get(there).expect("it was made");
+        assert_eq!((connection.is_closed(), connection.outgoing().finish()), (true, Some(0)), "image {image}");
+        let hello = Greeting { attempt: 1, received: 1, ..first_greeting(id, Incarnation::FIRST) };
+        let (_, result, actions) = other.is_visited(&hello);
+        result.expect("nothing contradicts");
+        assert_eq!(installed(&actions).answer.and_then(|answer| answer.finish), Some(0));
+        assert!(other.observer.settle(), "its peer has no more than was sent again");
+    }
+}
+
 /// Its peer has died: it comes back, and listens. Or it has stopped listening.
 #[test]
 fn a_connection_that_was_under_way_is_made_again_or_refused() {
@@ -454,6 +531,13 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
     let ((), actions) = one.drive(Links::handle_restart);
     assert_eq!(actions, [Action::Unplug(name)], "its socket is dead");
     assert_eq!(one.tick(Duration::from_secs(9)), []);
+    // Where streams end a restart forgets.
+    let log_end = one.observer.journal().end();
+    let restarted = one.observer.restart(Incarnation::restarted(1), log_end, Vec::new(), ImageRange::default(), (0, &[]), 64);
+    restarted.expect("it restarts");
+    one.drive(Links::handle_restart);
+    let incoming = one.observer.table().get(slot).map(Connection::incoming).expect("the program has it");
+    assert_eq!(incoming.finish(), Some(0), "its program still waits for the end");
 }
 
 /// What the node says decides, and whether the kernel has given up.

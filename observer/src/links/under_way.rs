@@ -70,10 +70,14 @@ impl Links {
         Ok(())
     }
 
-    /// After a restart: the socket of a first link that was refused is dead, too, and no other one is wanted.
-    pub(super) fn refuse_again(&mut self, cx: &Context<'_>, slot: Slot) {
+    /// After a restart: the socket of a first link that was refused is dead, too, and no other one is wanted. For the program the
+    /// stream ends where it begins, as it did; where streams end a restart forgets.
+    pub(super) fn refuse_again(&mut self, cx: &mut Context<'_>, slot: Slot) {
         if let Some(connection) = cx.observer.table().get(slot).filter(|connection| !connection.is_closed()) {
-            let (end, peer) = (connection.stream_out(), connection.peer);
+            let (end, peer, incoming) = (connection.stream_out(), connection.peer, connection.incoming());
+            let finish = incoming.finish().unwrap_or(incoming.wanted());
+            // It is where it was known to be, or where nothing was known.
+            _ = cx.observer.handle_finish(slot, finish);
             self.reconnections.insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::Over, attempts: 0 });
             self.actions.push_back(Action::Unplug(end));
         }

@@ -172,7 +172,39 @@ fn the_callers_of_a_closed_listener_are_refused_with_its_last_descriptor() {
     assert_eq!(closing.next(&mut listeners), Close::Refuse);
     assert_eq!(closing.next(&mut listeners), Close::Tell(ToNode::NotListening(at("10.0.0.2:80"))));
     assert_eq!((closing.next(&mut listeners), closing.next(&mut listeners)), (Close::Over, Close::Over));
-    assert_eq!(listeners, self::listeners(&[(4, "10.0.0.2:81")]));
+    assert_eq!((listeners.count(), listeners.address_of(4)), (1, Some(at("10.0.0.2:81"))));
+}
+
+#[test]
+fn a_caller_of_a_closed_listener_is_for_none_until_it_listens_there_again() {
+    let mut listeners = listeners(&[(3, "10.0.0.2:80"), (4, "10.0.0.2:81")]);
+    listeners.handle_duplicated(3, 7);
+    let called = Some(at("10.0.0.2:80"));
+    let state = |listeners: &Listeners| (listeners.is_closed(called), listeners.takes(4, called));
+    for (fd, is_last) in [(3, false), (7, true)] {
+        let mut closing = Closing::new(fd, true);
+        while closing.next(&mut listeners) != Close::Over {}
+        assert_eq!(state(&listeners), (is_last, false), "{fd} is closed");
+    }
+    assert!(!listeners.is_closed(Some(at("10.0.0.2:79"))) && !listeners.is_closed(None), "it may still begin to listen there");
+    listen(&mut listeners, 5, named("10.0.0.2:80"), "10.0.0.2:80");
+    assert_eq!((state(&listeners), listeners.takes(5, called)), ((false, false), true));
+}
+
+#[test]
+fn so_many_closed_listeners_are_remembered() {
+    let mut listeners = Listeners::new();
+    let ports = 1..=ROOM as u16 + 1;
+    let address = |port| SocketAddr::from(([10, 0, 0, 2], port));
+    for port in ports.clone() {
+        listen(&mut listeners, 3, Addresses::of(address(port), || false), "10.0.0.2:1");
+        let mut closing = Closing::new(3, false);
+        while closing.next(&mut listeners) != Close::Over {}
+    }
+    assert!(
+        ports.map(|port| listeners.is_closed(Some(address(port)))).eq((0..=ROOM).map(|nth| nth > 0)),
+        "the oldest is forgotten"
+    );
 }
 
 #[test]

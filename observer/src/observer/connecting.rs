@@ -6,7 +6,7 @@ use radic_wire::log::Greeting;
 
 use super::answers::{Accept, Address, Wait};
 use super::{Observer, Verdict, take_held};
-use crate::connection::{Forgettable, Slot, Welcome};
+use crate::connection::{Forgettable, Phase, Slot, Welcome};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::replay::Ask;
@@ -123,6 +123,40 @@ impl Observer {
     ) -> Result<(), Error> {
         self.table.accept(connection, fd)?;
         self.journal.append(thread, &Determinant::Accept { listener, fd, connection, peer })
+    }
+
+    /// Refuses the connections that wait to be accepted and have called a listener that the program has closed; which ones have
+    /// the caller knows. Each is made and closed at once, as if the program had done that: it is recorded, images have it, and
+    /// its peer hears of its end ([`Observer::poll_refused`]). A process that catches up refuses those of which its log says so.
+    /// Of any other it is not known what the program does before it closes the listener.
+    pub fn refuse_callers(&mut self, has_called: impl Fn(ConnectionId) -> bool) -> Result<(), Error> {
+        while self.phase() == Phase::Live
+            && self.journal.has_room()
+            && let Some(connection) = self.table.poll_offer(&has_called)
+        {
+            self.check_voice()?;
+            self.table.refuse(connection)?;
+            self.journal.append_aside(&Determinant::Refused { connection })?;
+        }
+        Ok(())
+    }
+
+    /// Refuses again what the log says next was refused.
+    pub(super) fn pass_refused(&mut self) -> Result<(), Error> {
+        while let Some(replay) = &mut self.replay
+            && let Some(connection) = replay.refused_next(&self.journal)?
+        {
+            let slot = self.table.refuse(connection)?;
+            self.find_held(slot);
+            self.handle_served();
+        }
+        Ok(())
+    }
+
+    /// A connection that was refused, and whose end may leave now (G1): the node is to be told, and the socket, if there is one, is the library's own.
+    pub fn poll_refused(&mut self) -> Option<Slot> {
+        let is_shut = self.replay.is_none() && Gate::of(&self.journal, self.causes.as_ref()) != Gate::Open;
+        if is_shut || self.fenced.is_some() { None } else { self.table.poll_refused(&mut self.outbox) }
     }
 
     /// The next greeting to dial the peer of `slot` with, if this process opened the connection. It waits at the gate.

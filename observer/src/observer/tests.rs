@@ -7,7 +7,7 @@ use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
-use super::answers::{Answer, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+use super::answers::{Answer, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Link, Phase, Waits, Welcome};
@@ -206,6 +206,40 @@ fn what_is_printed_after_nothing_was_found_is_printed_after_as_much() {
         assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Live), "an image after {image_after} calls");
         assert_eq!(again.journal().end(), end);
     }
+}
+
+/// It has no place of its own: nothing was found once before it and twice after it.
+#[test]
+fn a_caller_that_was_refused_is_no_call_of_the_program() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+    let mut then = Observer::new(process(0), &config);
+    let mut again = then.clone();
+    let hello = first_greeting(process(1), Incarnation::FIRST);
+    assert!(matches!(then.handle_greeting(&hello), Ok(Welcome::Link(..))));
+    let mut log = Vec::new();
+    for call in 0..3 {
+        then.handle_nothing(0).unwrap();
+        if call == 0 {
+            then.refuse_callers(|connection| connection == hello.connection).unwrap();
+        }
+    }
+    then.handle_input(0, b"a line").unwrap();
+    while let Some(ship) = then.poll_journal() {
+        log.extend([ship.head, ship.tail].concat());
+    }
+    let end = log.len() as u64;
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 512).unwrap();
+    again.refuse_callers(|_| true).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    let mut room = [0; 8];
+    for _ in 0..3 {
+        assert_eq!(again.input(0, &mut room, false), Ok(Input::Nothing));
+        let slot = again.table().find_end(hello.connection, false).expect("the log says so");
+        assert!(again.table().get(slot).is_some_and(|connection| connection.is_closed()));
+    }
+    assert_eq!(again.input(0, &mut room, false), Ok(Input::Again(6)));
+    assert_eq!(again.phase(), Phase::Settled);
 }
 
 /// A process with one connection to a peer that takes nothing.

@@ -88,8 +88,10 @@ impl Observer {
         self.serve_bytes(ask, room, another, "less is read of the process manager's answer than then").map(Input::Again)
     }
 
-    /// Readings that are next in the log, and that were made already: the image has them, or they were by the rule and have a record only for what left later.
+    /// Readings that are next in the log, and that were made already: the image has them, or they were by the rule and have a
+    /// record only for what left later. And callers that were refused.
     pub(super) fn pass_readings(&mut self) -> Result<(), Error> {
+        self.pass_refused()?;
         while let Some(NextReading { number, begins, empties, clock, skipped, .. }) = self.reading_next()?
             && let Some(thread) = self.journal.place_at(number, begins)
             // One of several threads may have made another reading, which was not made then, before it came there.
@@ -97,6 +99,7 @@ impl Observer {
             && self.journal.clocks.handle_recorded(thread, clock, skipped)?
         {
             self.go_on(Replay::pass_reading);
+            self.pass_refused()?;
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ use rustix::net::{SocketFlags, sockopt};
 
 use super::{Arrived, Layer, Lingering};
 use crate::ending::{fail, sure};
+use crate::fds::{self, Kind};
 use crate::greeting::{self, Incoming, To};
 use crate::links::{Dialed, Greeter, reset};
 use crate::sockets::{Aside, ask_when_silent, dial, discard, is_given_up, listen};
@@ -76,6 +77,10 @@ impl Layer {
                 self.sockets.take_aside(end).and_then(|aside| aside.socket).into_iter().for_each(discard);
             }
             Action::RefuseSends(end) => self.slot_of_end(end).into_iter().for_each(|slot| self.drop_unsent(slot)),
+            Action::Finish(end) => self.slot_of_end(end).into_iter().for_each(|slot| {
+                self.transmit(slot);
+                self.end_lingering(slot);
+            }),
             Action::Hail(end, greeting) => self.hail(end, *greeting),
             Action::Refused(error) => self.note(&format!("a connection was refused: {error}")),
         }
@@ -333,6 +338,38 @@ impl Layer {
         self.arrived.push(Arrived { connection, fd: sys::give(socket), peer, local: to, to });
     }
 
+    /// Connections that have come and that the program can accept no more are refused. Their sockets are the library's own from
+    /// then on: they end once their end may leave.
+    pub(crate) fn refuse_callers(&mut self) {
+        let Layer { observer, arrived, listeners, .. } = self;
+        let is_refused = |of: &Arrived, connection| of.connection == connection && listeners.is_closed(of.to);
+        sure(observer.refuse_callers(|connection| arrived.iter().any(|of| is_refused(of, connection))));
+        while let Some(at) = self.arrived.iter().position(|of| self.is_over(of.connection)) {
+            let of = self.arrived.swap_remove(at);
+            self.take_back(of);
+        }
+    }
+
+    /// Whether a connection that was accepted here, or was to be, is closed or forgotten.
+    fn is_over(&self, connection: ConnectionId) -> bool {
+        let table = self.observer.table();
+        let slot = table.find_end(connection, false);
+        slot.and_then(|slot| table.get(slot)).is_none_or(Connection::is_closed)
+    }
+
+    /// The program gets it no more. Its number may be one of those that the program's descriptors have.
+    fn take_back(&mut self, of: Arrived) {
+        let (socket, is_own) = (sys::own(of.fd), fds::kind(of.fd) == Kind::Own);
+        let Some(slot) = self.observer.table().find_end(of.connection, false) else { return sys::close_own(socket) };
+        match if is_own { Ok(socket) } else { sys::high(socket) } {
+            Ok(socket) => self.keep_lingering(slot, socket),
+            Err(error) => self.drive(|links, cx| {
+                links.break_link(cx, slot, reset(error));
+                Ok(())
+            }),
+        }
+    }
+
     /// The socket of a link that is broken goes behind a placeholder, dead: other threads that wait for it wake up.
     fn unplug(&mut self, end: StreamId) {
         let Some(slot) = self.slot_of_end(end) else { return };
@@ -454,6 +491,16 @@ impl Layer {
         });
     }
 
+    /// The program has got a connection that has no link yet.
+    pub(crate) fn handle_taken(&mut self, slot: Slot) {
+        if self.replayer.is_none() {
+            self.drive(|links, cx| {
+                links.handle_taken(cx, slot);
+                Ok(())
+            });
+        }
+    }
+
     /// Tells a peer, by the nodes, that it may forget a connection.
     pub fn say_forgettable(&mut self, word: Forgettable) {
         self.drive(|links, _| {
@@ -512,9 +559,10 @@ impl Layer {
         self.hear_visitors();
         self.look_at_dialed();
         self.look_at_under_way(false);
+        self.refuse_callers();
         self.drive(|links, cx| links.handle_timeout(cx));
         // G1: a greeting says what was received. What precedes it is shipped now, and its time comes with the acknowledgement.
-        if self.links.waits_at_gate() && self.observer.gate().is_some() {
+        if (self.links.waits_at_gate() || self.observer.table().has_refused()) && self.observer.gate().is_some() {
             self.ship();
             self.hear_protector(false);
             self.drive(|links, cx| links.handle_timeout(cx));

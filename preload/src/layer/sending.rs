@@ -156,7 +156,9 @@ impl Layer {
     }
 
     pub(crate) fn end_lingering(&mut self, slot: Slot) {
-        if self.unsent.contains(&slot) {
+        // What was refused has not ended before its node knows.
+        let is_open = self.observer.table().get(slot).is_some_and(|connection| connection.outgoing().finish().is_none());
+        if is_open || self.unsent.contains(&slot) {
             return;
         }
         if let Some(at) = self.lingering.iter().position(|lingering| lingering.slot == slot) {

@@ -254,7 +254,8 @@ pub(super) fn stop_listening(layer: &mut Layer, fd: i32) {
         match closing.next(&mut layer.listeners) {
             Close::Refuse => refuse_waiting(layer, fd),
             Close::Tell(message) => _ = layer.node.send(&message),
-            Close::Over => return,
+            // Some have come to the door.
+            Close::Over => return layer.refuse_callers(),
         }
     }
 }
@@ -277,7 +278,6 @@ fn refuse(layer: &mut Layer, fd: &OwnedFd, from: SocketAddr) {
         match refusal.next_step() {
             Refuse::Ask => refusal.handle_named(ask_caller(layer, canonical(from))),
             Refuse::SendOff => send_off(layer, from),
-            Refuse::Finish(stream, end) => _ = layer.node.send(&ToNode::Finished { stream, end }),
             Refuse::Reset => {
                 _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
                 return;

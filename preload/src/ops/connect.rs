@@ -192,6 +192,8 @@ impl Connecting {
                 layer.link_ended(slot, reset(error));
             }
             counters::add(Counter::Connections, 1);
+        } else {
+            layer.handle_taken(slot);
         }
     }
 

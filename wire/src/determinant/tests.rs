@@ -60,6 +60,7 @@ proptest! {
             Determinant::SendPart { fd: a, len: b },
             Determinant::Nothing,
             Determinant::Taken,
+            Determinant::Refused { connection: connection(big) },
             Determinant::Empty { count: big },
             Determinant::Sent { bytes: big },
             Determinant::Thread { index: a },

@@ -412,10 +412,6 @@ impl World {
                     return false;
                 }
                 Refuse::SendOff => self.tell_node(pid, ToNode::Greeted(from)),
-                Refuse::Finish(stream, end) => {
-                    self.counts.refused += 1;
-                    self.tell_node(pid, ToNode::Finished { stream, end });
-                }
                 Refuse::Reset => {
                     let calls = &mut self.lib(pid).calls;
                     (_, _) = (calls.refusal.take(), calls.backlog.pop_front());
@@ -424,6 +420,15 @@ impl World {
             }
         }
         true
+    }
+
+    /// Connections that have come to the door, and whose listener is closed, are refused. All call the one that the programs know.
+    pub fn refuse_callers(&mut self, pid: u32) {
+        let there = self.named(pid);
+        let lib = self.lib(pid);
+        let is_closed = lib.program.listeners.is_closed(Some(there));
+        let result = lib.observer.refuse_callers(|_| is_closed);
+        self.sure(pid, result);
     }
 
     /// The listener of a program that has come back: that of its image is dead.
@@ -652,9 +657,9 @@ impl World {
         }
     }
 
-    /// The connection is the program's. In replay it has no link yet.
+    /// The connection is the program's.
     fn take_connection(&mut self, (pid, thread): Caller, slot: Slot, greeting: Option<&Greeting>) {
-        let Some(greeting) = greeting else { return };
+        let Some(greeting) = greeting else { return self.handle_taken(pid, slot) };
         let socket = &mut self.lib(pid).calls.sockets[thread];
         let conn = socket.conn.take().expect("it was dialed");
         let ended = socket.ended.take();

@@ -145,6 +145,10 @@ impl World {
                 let conn = self.connect(Owner::Process(pid), machine, door);
                 self.lib(pid).sockets.dialed.insert(socket, conn);
             }
+            Action::Finish(end) => {
+                self.counts.refused += 1;
+                self.lib(pid).sockets.speak(end);
+            }
             Action::Hail(end, greeting) => {
                 let Some((conn, rest)) = self.lib(pid).calls.take_under_way(end) else { return };
                 let slot = self.lib(pid).observer.table().find_end(end.connection, true).expect("it is greeted");
@@ -252,6 +256,14 @@ impl World {
     pub fn handle_under_way(&mut self, pid: u32, slot: Slot) {
         self.drive(pid, |links, cx| {
             links.handle_under_way(cx, slot);
+            Ok(())
+        });
+    }
+
+    /// The program has got a connection that has no link yet.
+    pub fn handle_taken(&mut self, pid: u32, slot: Slot) {
+        self.drive(pid, |links, cx| {
+            links.handle_taken(cx, slot);
             Ok(())
         });
     }
@@ -419,7 +431,10 @@ impl World {
         if !self.is_running(pid) || self.is_in_question(pid) {
             return;
         }
-        self.drive(pid, |links, cx| links.handle_timeout(cx));
+        self.refuse_callers(pid);
+        if self.is_running(pid) {
+            self.drive(pid, |links, cx| links.handle_timeout(cx));
+        }
     }
 
     /// The end of the connection in `slot`: the stream that goes out.

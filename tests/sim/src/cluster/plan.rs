@@ -316,14 +316,8 @@ impl Plan {
         let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
         let mut app = App::new(self.seed, connects, rank as usize, self.quota, rank == 0);
         (app.forks, app.reads_input) = (self.threads, rank == 0);
-        (app.closes, app.calls_again) = (self.closes && rank == 1, self.calls_again() && rank == 0);
+        (app.closes, app.calls_again) = (self.closes && rank == 1, self.closes && rank == 0);
         app
-    }
-
-    /// Whether rank 0 calls rank 1 once more than that accepts. Not where something goes wrong: that a caller was refused is known to
-    /// the node of the process that has refused it, and is lost with either.
-    fn calls_again(&self) -> bool {
-        self.closes && self.suspensions == 0 && self.faults.is_empty()
     }
 
     /// The byte of standard input at this offset.
@@ -356,8 +350,7 @@ impl fmt::Display for Plan {
             writeln!(f, "  two threads: {threads}, executes another program: {executes}, {input} bytes of standard input")?;
         }
         if self.closes {
-            let again = if self.calls_again() { ", and rank 0 calls it once more" } else { "" };
-            writeln!(f, "  rank 1 closes its listener{again}")?;
+            writeln!(f, "  rank 1 closes its listener, and rank 0 calls it once more")?;
         }
         if self.causal {
             writeln!(f, "  no process waits before it sends")?;
