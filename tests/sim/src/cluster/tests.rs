@@ -245,9 +245,8 @@ fn the_checker_of_output_bites() {
 fn the_checker_of_fences_bites() {
     let hang = Fault::Hang(1, std::time::Duration::from_secs(4));
     let breaks = Breaks { fence: true, ..Breaks::default() };
-    let violated: Vec<String> = violations(1..600, breaks, with(hang)).collect();
-    // With some seeds another rule is violated before.
-    assert!(violated.iter().any(|rule| rule == "G4"), "{violated:?}");
+    // With most seeds another rule is violated before: of 1,300 that violated one it was this rule for 27.
+    assert!(violations(600..6_000, breaks, with(hang)).any(|rule| rule == "G4"), "G4 was never violated");
 }
 
 /// The home of a job is lost before there is a checkpoint. The next home is cut off when it has begun the next epoch, and before a host has heard so. So the third home knows as
