@@ -476,7 +476,7 @@ fn first_greeting(connection: ConnectionId, incarnation: Incarnation) -> Greetin
 
 /// The image is of before, in the midst, or after.
 #[test]
-fn a_process_that_comes_back_has_refused_whom_it_had_refused() {
+fn a_process_that_comes_back_has_refused_the_same_callers() {
     for image in 0..3 {
         let (one, mut other, slot, there) = pair();
         let id = end(&one, slot).connection;

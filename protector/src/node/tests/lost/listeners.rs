@@ -53,6 +53,14 @@ fn a_listener_that_is_lost_is_waited_for() {
 }
 
 impl Cluster {
+    /// What rank 0 is told of the process that it calls there.
+    fn first_rank_calls(&mut self, job: JobId, to: &str) -> FromNode {
+        self.say(job, 0, calling(job, 0, to));
+        self.run_for(SOON);
+        let told = self.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. }));
+        told.cloned().expect("it was told of a peer")
+    }
+
     /// A protected job of one rank on `node`, which has joined with [`STRANGER`] for its observer.
     fn start_stranger(&mut self, node: usize) -> JobId {
         let known: BTreeSet<JobId> = self.ranks.keys().map(|process| process.job).collect();
@@ -151,14 +159,9 @@ fn a_caller_is_told_that_a_machine_was_declared_dead() {
     let (_, incarnation, node) = cluster.restored[0].clone();
     cluster.live(&node, 1, incarnation);
     cluster.run_for(SOON);
-    let call = |cluster: &mut Cluster, to: &str| {
-        cluster.say(job, 0, calling(job, 0, to));
-        cluster.run_for(SOON);
-        let told = cluster.told(0).iter().rev();
-        let mut peers = told.filter_map(|told| {
-            if let FromNode::Peer { peer, later, machine, .. } = told { Some((*peer, *later, *machine)) } else { None }
-        });
-        peers.next().expect("it was told of a peer")
+    let call = |cluster: &mut Cluster, to: &str| match cluster.first_rank_calls(job, to) {
+        FromNode::Peer { peer, later, machine, .. } => (peer, later, machine),
+        other => panic!("{other:?}"),
     };
     for _ in 0..2 {
         assert_eq!(call(&mut cluster, "10.0.0.2:80"), (None, false, Machine::Dead));
@@ -203,22 +206,17 @@ fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
     let (_, incarnation, node) = cluster.restored[0].clone();
     cluster.live(&node, 1, incarnation);
     cluster.run_for(SOON);
-    let call = |cluster: &mut Cluster, to: &str| {
-        cluster.say(job, 0, calling(job, 0, to));
-        cluster.run_for(SOON);
-        cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. })).cloned()
-    };
-    let answer = call(&mut cluster, "10.0.0.2:80");
-    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: true, .. })), "{answer:?}");
+    let answer = cluster.first_rank_calls(job, "10.0.0.2:80");
+    assert!(matches!(answer, FromNode::Peer { peer: None, later: true, .. }), "{answer:?}");
     let listening = ToNode::Listening("0.0.0.0:80".parse().unwrap());
     cluster.post(&node, Input::Observer(observer_of(1, incarnation), 1001, listening));
     cluster.pmi(at(job, 1), "cmd=barrier_in");
-    let answer = call(&mut cluster, "10.0.0.2:80");
+    let answer = cluster.first_rank_calls(job, "10.0.0.2:80");
     let at_last = SocketAddr::new(cluster.nodes[&node].config.me.address.ip(), 80);
     let is_there = |told: &FromNode| matches!(told, FromNode::Peer { peer: Some(peer), at: Some(to), .. } if *peer == at(job, 1) && *to == at_last);
-    assert!(answer.as_ref().is_some_and(is_there), "{answer:?}");
-    let answer = call(&mut cluster, "10.0.0.77:80");
-    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: false, .. })), "{answer:?}");
+    assert!(is_there(&answer), "{answer:?}");
+    let answer = cluster.first_rank_calls(job, "10.0.0.77:80");
+    assert!(matches!(answer, FromNode::Peer { peer: None, later: false, .. }), "{answer:?}");
     cluster.end_well(job, 1);
 }
 
@@ -233,10 +231,8 @@ fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {
     cluster.post(&name(2), Input::ObserverGone(observer(1)));
     for (after, expected) in [(Duration::ZERO, true), (Duration::from_secs(1), false)] {
         cluster.run_for(after);
-        cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
-        cluster.run_for(SOON);
-        let answer = cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. }));
-        assert!(matches!(answer, Some(FromNode::Peer { peer: None, later, .. }) if *later == expected), "{answer:?}");
+        let answer = cluster.first_rank_calls(job, "10.0.0.2:80");
+        assert!(matches!(answer, FromNode::Peer { peer: None, later, .. } if later == expected), "{answer:?}");
     }
 }
 
