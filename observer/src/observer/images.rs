@@ -100,6 +100,11 @@ impl Observer {
         is_covered && span.start == span.end
     }
 
+    /// The image for which the process was cut, until it is committed, or will not be.
+    pub fn image_under_way(&self) -> Option<u64> {
+        self.checkpoints.under_way().map(|mark| mark.image)
+    }
+
     /// The image under way will not be.
     pub fn handle_abandoned(&mut self) {
         if let Some(mark) = self.checkpoints.under_way() {

@@ -21,7 +21,7 @@ impl Observer {
             Some(replay) if !self.resumed => Span { start: self.journal.end(), end: replay.end() },
             _ => self.journal.span(),
         };
-        let image = self.checkpoints.under_way().map(|mark| mark.image);
+        let image = self.image_under_way();
         let committed = self.checkpoints.committed();
         ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload, image, committed }
     }
@@ -115,7 +115,7 @@ impl Observer {
             FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
             FromProtector::Committed { image, oldest } => self.handle_committed(image, oldest),
             FromProtector::ImageRefused { image } => {
-                if self.checkpoints.under_way().is_some_and(|mark| mark.image == image) {
+                if self.image_under_way() == Some(image) {
                     self.handle_abandoned();
                 }
                 Ok(())

@@ -1,5 +1,8 @@
 //! Checkpoints of this process: when an image is begun, which earlier image it is an increment of, and what the node hears of it. A value without sockets and
-//! clocks: the caller makes the image, says how that went (`handle_*`), and carries out what it is told ([`Images::poll_action`]).
+//! clocks: the driver makes the image, says how that went (`handle_*`), and carries out what it is told ([`Images::poll_action`]).
+//!
+//! For each image the driver logs in at the protector's log ([`Images::begin`]), cuts the process and writes what begins the image ([`Images::cut`]), has the
+//! engine save the process ([`Images::handle_begun`]), and sends what it has saved ([`Images::handle_saved`]). Nothing else happens in the process meanwhile.
 //!
 //! - One image is made and shipped at a time. A checkpoint that is wanted meanwhile begins when that one has ended.
 //! - A request of the node is answered by the first image that begins after it. An image that was under way when the request came says nothing of it.
@@ -11,13 +14,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use radic_wire::determinant::ConnectionId;
+use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::limits;
-use radic_wire::log::FromProtector;
+use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::process::ToNode;
 
 use crate::observer::RoomBy;
-use crate::{Context, Observer};
+use crate::{Context, Error, Observer};
 
 /// The first rest of the engine after a refusal.
 const REST: Duration = Duration::from_millis(500);
@@ -39,6 +42,25 @@ pub enum Action {
     Abandon(u64),
     /// Say to the protector that this image is under way.
     Remind(u64),
+    /// The same, but do not wait for a protector that is lost: the next hello says it.
+    Announce(u64),
+}
+
+/// Why an image that was to begin does not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotBegun {
+    /// The process was not let in with it. The program has waited for that.
+    #[error("the protector's log: {0}")]
+    NotLetIn(String),
+    /// The process cannot be cut.
+    #[error("{0}")]
+    NotCut(Error),
+    /// The process catches up: its journal would not be its own.
+    #[error("the process is catching up with its log")]
+    CatchingUp,
+    /// What begins it could not be written.
+    #[error("the connection for the image: {0}")]
+    NotWritten(String),
 }
 
 /// An image, by its number and by the engine's name for it.
@@ -86,7 +108,7 @@ pub struct Images {
     /// A checkpoint was wanted while another image was under way.
     again: bool,
     committed: Option<Committed>,
-    /// The layers of the image that [`Images::begin`] has allowed.
+    /// The layers of the image for which the process was cut.
     next_layers: usize,
     /// The protector wants a whole image, and none was committed since.
     whole: bool,
@@ -175,51 +197,75 @@ impl Images {
         }
     }
 
-    /// A checkpoint is wanted, and an image can be made now. Returns what it is an increment of, or that it is a whole one (`Some(None)`); then
-    /// [`Images::handle_begun`] follows, or [`Images::handle_not_begun`]. None: no image begins now.
-    pub fn begin(&mut self, cx: &Context<'_>, is_initializing: bool) -> Option<Option<Parent>> {
+    /// A checkpoint is wanted, and an image can be made now. Whether one begins: then [`Images::cut`] follows, or [`Images::handle_not_begun`].
+    pub fn begin(&mut self, cx: &Context<'_>, is_initializing: bool) -> bool {
         if self.under_way.is_some() {
             self.again = true;
-            return None;
+            return false;
         }
         // It is wanted again when `MPI_Init` has returned.
         if is_initializing {
-            return None;
+            return false;
         }
         if let Some((_, why)) = self.refusals.rest.as_ref().filter(|(until, _)| cx.now < *until) {
             let why = format!("not tried again so soon: {why}");
             self.refuse(why);
-            return None;
+            return false;
         }
         if cx.observer.is_replaying() {
             self.refuse("the process is catching up with its log".to_owned());
-            return None;
+            return false;
         }
-        let parent = self.committed.filter(|last| last.layers < limits::LAYERS && !self.whole);
-        self.next_layers = parent.map_or(1, |last| last.layers + 1);
-        self.check_invariants();
-        Some(parent.map(|last| last.parent))
+        true
     }
 
-    /// An image of this number begins.
-    pub fn handle_begun(&mut self, image: u64) {
-        debug_assert!(self.under_way.is_none(), "one image at a time");
+    /// The protector lets the image in: cuts the process here. Returns what begins the image, which is to be written first, and what it is an increment of, if
+    /// it is no whole one; then [`Images::handle_begun`] follows. `streams` is filled with where each stream stands, and `ended` with where those end that did.
+    pub fn cut<'a>(
+        &mut self,
+        observer: &mut Observer,
+        streams: &'a mut Vec<(StreamId, u64)>,
+        ended: &'a mut Vec<(StreamId, u64)>,
+    ) -> Result<(ToProtector<'a>, Option<Parent>), NotBegun> {
+        let cut = observer.checkpoint(self.line(), streams, ended).map_err(NotBegun::NotCut)?.ok_or(NotBegun::CatchingUp)?;
+        let last = self.committed.filter(|last| last.layers < limits::LAYERS && !self.whole);
+        self.next_layers = last.map_or(1, |last| last.layers + 1);
+        let parent = last.map(|last| last.parent);
+        Ok((cut.message(parent.map(|parent| parent.image)), parent))
+    }
+
+    /// What begins the image is written. The engine saves the process now: [`Images::handle_saved`] or [`Images::handle_unsaved`].
+    ///
+    /// # Panics
+    /// If the process was not cut.
+    pub fn handle_begun(&mut self, cx: &mut Context<'_>) {
+        assert!(self.under_way.is_none(), "one image at a time");
+        let image = cx.observer.image_under_way().expect("the process was cut");
+        cx.observer.pack_outbox(self.line());
         let line = self.line.take_if(|_| self.wanted.is_none());
         let (layers, answers) = (self.next_layers, self.asked.take());
         self.under_way = Some(UnderWay { image, engine: None, layers, line, answers });
+        self.actions.push_back(Action::Announce(image));
         self.check_invariants();
     }
 
     /// No image could be begun. If the attempt has held up the program, it rests.
-    pub fn handle_not_begun(&mut self, cx: &Context<'_>, why: String, has_cost: bool) {
-        if has_cost {
-            self.rest(cx.now, &why);
+    ///
+    /// # Panics
+    /// If one is under way.
+    pub fn handle_not_begun(&mut self, cx: &mut Context<'_>, why: &NotBegun) {
+        assert!(self.under_way.is_none(), "one image at a time");
+        cx.observer.handle_abandoned();
+        let text = why.to_string();
+        if matches!(why, NotBegun::NotLetIn(_)) {
+            self.rest(cx.now, &text);
         }
-        self.refuse(why);
+        self.refuse(text);
     }
 
     /// The process was saved, under this name of the engine; the image is shipped now.
-    pub fn handle_saved(&mut self, engine: u64) {
+    pub fn handle_saved(&mut self, cx: &mut Context<'_>, engine: u64) {
+        cx.observer.handle_saved();
         self.refusals = Refusals::default();
         if let Some(image) = &mut self.under_way {
             image.engine = Some(engine).filter(|engine| *engine != 0);
@@ -228,6 +274,7 @@ impl Images {
 
     /// The engine has made no image of the process.
     pub fn handle_unsaved(&mut self, cx: &mut Context<'_>, why: String) {
+        cx.observer.handle_saved();
         if let Some(image) = self.abandon(cx.observer) {
             self.actions.push_back(Action::Abandon(image));
         }
@@ -381,16 +428,38 @@ mod tests {
 
         /// Begins an image if one may begin; what it is upon.
         fn begin(&mut self, image: u64) -> Option<Option<u64>> {
-            let cx = Context { observer: &mut self.observer, now: self.now };
-            let parent = self.images.begin(&cx, false)?;
-            self.images.handle_begun(image);
-            Some(parent.map(|parent| parent.image))
+            let mut cx = Context { observer: &mut self.observer, now: self.now };
+            if !self.images.begin(&cx, false) {
+                return None;
+            }
+            let mut upon = None;
+            let (mut streams, mut ended) = (Vec::new(), Vec::new());
+            // The observer numbers them; of the ones before the machine alone has heard.
+            while cx.observer.image_under_way().is_none_or(|number| number < image) {
+                cx.observer.handle_abandoned();
+                let (message, parent) = self.images.cut(cx.observer, &mut streams, &mut ended).expect("it can be cut");
+                upon = parent.map(|parent| parent.image);
+                assert!(matches!(message, ToProtector::ImageBegin { parent, .. } if parent == upon));
+            }
+            self.images.handle_begun(&mut cx);
+            assert_eq!(self.images.under_way(), Some(image));
+            Some(upon)
+        }
+
+        fn saved(&mut self, engine: u64) {
+            let mut cx = Context { observer: &mut self.observer, now: self.now };
+            self.images.handle_saved(&mut cx, engine);
+        }
+
+        fn not_begun(&mut self, why: &NotBegun) {
+            let mut cx = Context { observer: &mut self.observer, now: self.now };
+            self.images.handle_not_begun(&mut cx, why);
         }
 
         /// Begins one and commits it.
         fn commit(&mut self, image: u64) -> Option<Option<u64>> {
             let parent = self.begin(image)?;
-            self.images.handle_saved(image + 100);
+            self.saved(image + 100);
             assert!(self.images.handle_committed(image));
             Some(parent)
         }
@@ -409,8 +478,9 @@ mod tests {
             self.images.handle_unsaved(&mut cx, why.to_owned());
         }
 
+        /// Each image is announced when it begins.
         fn actions(&mut self) -> Vec<Action> {
-            std::iter::from_fn(|| self.images.poll_action()).collect()
+            std::iter::from_fn(|| self.images.poll_action()).filter(|action| !matches!(action, Action::Announce(_))).collect()
         }
     }
 
@@ -505,7 +575,7 @@ mod tests {
         assert_eq!(side.commit(2), Some(Some(1)));
         side.protector(&FromProtector::WholeWanted);
         assert_eq!(side.begin(3), Some(None));
-        side.images.handle_saved(103);
+        side.saved(103);
         // It was lost on its way: the one before it is still the newest, and a whole one is wanted still.
         side.images.abandon(&mut side.observer);
         assert_eq!(side.commit(4), Some(None));
@@ -533,7 +603,7 @@ mod tests {
         side.commit(1);
         side.protector(&welcome(Some(1)));
         assert_eq!(side.begin(2), Some(Some(1)));
-        side.images.handle_saved(102);
+        side.saved(102);
         // Its commit was not heard: it is said after the welcome.
         side.protector(&welcome(Some(2)));
         assert!(side.protector(&FromProtector::Committed { image: 2, oldest: 1 }));
@@ -553,7 +623,7 @@ mod tests {
         assert_eq!(side.actions(), []);
         side.request(1, None);
         let cx = Context { observer: &mut side.observer, now: side.now };
-        assert_eq!(side.images.begin(&cx, true), None);
+        assert!(!side.images.begin(&cx, true));
         side.images.handle_initialized();
         assert_eq!(side.actions(), [Action::Want, Action::Want]);
         assert_eq!(side.begin(1), Some(None));
@@ -583,8 +653,29 @@ mod tests {
             last = rest;
         }
         side.begin(50);
-        side.images.handle_saved(150);
+        side.saved(150);
         assert_eq!(side.images.refusals, Refusals::default());
+    }
+
+    /// What was cut for it would be in the way of each later image.
+    #[test]
+    fn an_image_that_does_not_begin_is_not_in_the_way_of_the_next_one() {
+        let whys =
+            [NotBegun::NotLetIn("no".to_owned()), NotBegun::NotCut(Error::Full("cut")), NotBegun::NotWritten("no".to_owned())];
+        for why in whys {
+            let mut side = Side::new();
+            side.request(1, None);
+            let cx = Context { observer: &mut side.observer, now: side.now };
+            assert!(side.images.begin(&cx, false));
+            let (mut streams, mut ended) = (Vec::new(), Vec::new());
+            _ = side.images.cut(&mut side.observer, &mut streams, &mut ended).expect("it can be cut");
+            side.not_begun(&why);
+            assert_eq!(side.actions(), [Action::Want, answer(1, Err(&why.to_string()))]);
+            let rests = side.images.refusals.rest.is_some();
+            assert_eq!(rests, matches!(why, NotBegun::NotLetIn(_)), "the program has waited for the login only");
+            side.now += REST;
+            assert_eq!(side.begin(1), Some(None));
+        }
     }
 
     #[derive(Debug, Clone)]
@@ -643,11 +734,11 @@ mod tests {
                         }
                     }
                     Step::NotBegun(has_cost) if side.images.under_way().is_none() => {
-                        let cx = Context { observer: &mut side.observer, now: side.now };
-                        side.images.handle_not_begun(&cx, "full".to_owned(), has_cost);
+                        let why = if has_cost { NotBegun::NotLetIn("no".to_owned()) } else { NotBegun::CatchingUp };
+                        side.not_begun(&why);
                     }
                     Step::NotBegun(_) => {}
-                    Step::Saved(engine) => side.images.handle_saved(engine),
+                    Step::Saved(engine) => side.saved(engine),
                     Step::Unsaved => side.unsaved("no"),
                     Step::Committed(is_newest) => {
                         let image = if is_newest { side.images.under_way().unwrap_or(number) } else { number / 2 };

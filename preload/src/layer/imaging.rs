@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Tracking, Wanted};
 use radic_observer::Context;
-use radic_observer::session::images::{self, Action, Parent};
+use radic_observer::session::images::{self, Action, NotBegun};
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
 use radic_wire::login;
@@ -32,6 +32,7 @@ impl Layer {
                 Action::Tell(answer) => _ = self.node.send(&answer),
                 Action::Abandon(image) => self.tell_protector(&ToProtector::ImageAbandoned { image }),
                 Action::Remind(image) => self.tell_protector(&ToProtector::ImageUnderWay { image }),
+                Action::Announce(image) => _ = self.journal.send(&ToProtector::ImageUnderWay { image }),
             }
         }
         result
@@ -108,62 +109,38 @@ fn begin() -> Option<Wanted> {
         return None;
     }
     let is_initializing = layer.pmi.is_starting();
-    let parent = layer.drive_images(|images, cx| images.begin(cx, is_initializing))?;
-    match prepare(&mut layer, parent) {
+    if !layer.drive_images(|images, cx| images.begin(cx, is_initializing)) {
+        return None;
+    }
+    match prepare(&mut layer) {
         Ok(begun) => {
+            layer.drive_images(images::Images::handle_begun);
             layer.keep_locked();
             Some(begun)
         }
-        Err(NotBegun { why, has_cost }) => {
-            layer.drive_images(|images, cx| images.handle_not_begun(cx, why, has_cost));
+        Err(why) => {
+            layer.drive_images(|images, cx| images.handle_not_begun(cx, &why));
             None
         }
     }
 }
 
-/// Why an image was not begun.
-struct NotBegun {
-    why: String,
-    /// The program has waited for the attempt: not at every wish.
-    has_cost: bool,
-}
-
-impl NotBegun {
-    fn at_no_cost(why: String) -> NotBegun {
-        NotBegun { why, has_cost: false }
-    }
-}
-
 /// The connection to write to, with the beginning of the image on it.
-fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun> {
+fn prepare(layer: &mut Layer) -> Result<Wanted, NotBegun> {
     layer.ship();
     let (address, identity) = layer.login();
-    let (connection, mut sealer, _) = channel::login(address, &identity, login::Channel::Image)
-        .map_err(|error| NotBegun { why: format!("the protector's log: {error}"), has_cost: true })?;
+    let (connection, mut sealer, _) =
+        channel::login(address, &identity, login::Channel::Image).map_err(|error| NotBegun::NotLetIn(error.to_string()))?;
     layer.outputs.handle_image();
     layer.input.handle_image();
     layer.calls.handle_image();
     let Layer { observer, images, .. } = layer;
-    let line = images.machine.line();
-    let cut = observer.checkpoint(line, &mut images.streams, &mut images.ended);
-    let cut = cut.map_err(|error| NotBegun::at_no_cost(error.to_string()))?;
-    let cut = cut.ok_or_else(|| NotBegun::at_no_cost("the process is catching up with its log".to_owned()))?;
-    let number = cut.mark.image;
-    let written = channel::write(connection.as_fd(), &mut sealer, &cut.message(parent.map(|parent| parent.image)));
-    if let Err(error) = written {
-        observer.handle_abandoned();
-        return Err(NotBegun::at_no_cost(format!("the protector's log: {error}")));
-    }
-    // The child that writes it has the time that the protector needs, as long as that takes some.
-    let bounded = sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(TAKING));
-    if let Err(error) = bounded.and_then(|()| rustix::io::ioctl_fionbio(&connection, false)) {
-        observer.handle_abandoned();
-        return Err(NotBegun::at_no_cost(format!("the connection for the image: {error}")));
-    }
-    observer.pack_outbox(line);
-    images.machine.handle_begun(number);
-    // If the session is lost, the next hello says it.
-    _ = layer.journal.send(&ToProtector::ImageUnderWay { image: number });
+    let (message, parent) = images.machine.cut(observer, &mut images.streams, &mut images.ended)?;
+    channel::write(connection.as_fd(), &mut sealer, &message)
+        // The child that writes it has the time that the protector needs, as long as that takes some.
+        .and_then(|()| sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(TAKING)))
+        .and_then(|()| rustix::io::ioctl_fionbio(&connection, false))
+        .map_err(|error| NotBegun::NotWritten(error.to_string()))?;
     let fd = connection.as_raw_fd();
     images.connection = Some(connection);
     let parent = parent.map_or(0, |parent| parent.engine);
@@ -176,7 +153,6 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
 /// In the process that goes on.
 fn end(result: Result<(u64, u64), Refusal>) {
     let mut layer: Held = layer::adopt();
-    layer.observer.handle_saved();
     if let Some(connection) = layer.images.connection.take() {
         sys::close_own(connection);
     }
@@ -184,7 +160,7 @@ fn end(result: Result<(u64, u64), Refusal>) {
         Ok((pause, engine)) => {
             // The engine makes no image while a child writes the one before: that one's is free.
             layer.images.sealings.swap(0, 1);
-            layer.drive_images(|images, _| images.handle_saved(engine));
+            layer.drive_images(|images, cx| images.handle_saved(cx, engine));
             counters::add(Counter::Checkpoints, 1);
             counters::add(Counter::PauseNs, pause);
             counters::set(Counter::LongestPauseNs, counters::get(Counter::LongestPauseNs).max(pause));

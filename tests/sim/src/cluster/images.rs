@@ -11,7 +11,7 @@ use radic_observer::Observer;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::pressure::Pressure;
-use radic_observer::session::images::{Action, Images, Parent};
+use radic_observer::session::images::{Action, Images, NotBegun};
 use radic_protector::store::Speaker;
 use radic_wire::log::ToProtector;
 use radic_wire::login::Channel;
@@ -60,8 +60,8 @@ pub struct Saved {
 /// How far the connection of an image is.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// The login, until then. The image is to be an increment of this one; the log is on this connection of the journal.
-    LoggingIn { parent: Option<Parent>, until: Duration, journal: Option<ConnId> },
+    /// The login, until then. The log is on this connection of the journal.
+    LoggingIn { until: Duration, journal: Option<ConnId> },
     /// The image goes to the protector.
     Shipping,
 }
@@ -84,7 +84,7 @@ impl World {
                 Action::Want => self.lib(pid).due = true,
                 Action::Tell(message) => self.tell_node(pid, message),
                 Action::Abandon(image) => self.say_of_image(pid, &ToProtector::ImageAbandoned { image }),
-                Action::Remind(image) => self.say_of_image(pid, &ToProtector::ImageUnderWay { image }),
+                Action::Remind(image) | Action::Announce(image) => self.say_of_image(pid, &ToProtector::ImageUnderWay { image }),
             }
         }
         let lib = self.lib(pid);
@@ -108,12 +108,14 @@ impl World {
             return;
         }
         lib.due = false;
-        let Some(parent) = self.drive_images(pid, |images, cx| images.begin(cx, false)) else { return };
+        if !self.drive_images(pid, |images, cx| images.begin(cx, false)) {
+            return;
+        }
         self.ship_journal(pid);
         let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector());
         let conn = self.connect(Owner::Process(pid), at, protector);
         let (until, journal) = (self.now + LOGIN, self.lib(pid).conns.journal());
-        self.lib(pid).image = Some(Shipping { conn, stage: Stage::LoggingIn { parent, until, journal } });
+        self.lib(pid).image = Some(Shipping { conn, stage: Stage::LoggingIn { until, journal } });
     }
 
     /// Whether the process waits for the login of an image, and does nothing else. One that waits too long gives the image up.
@@ -134,39 +136,36 @@ impl World {
         if let Some(shipping) = self.lib(pid).image.take() {
             self.close(shipping.conn, 0);
         }
-        self.drive_images(pid, |images, cx| images.handle_not_begun(cx, "the protector's log".to_owned(), true));
+        self.drive_images(pid, |images, cx| images.handle_not_begun(cx, &NotBegun::NotLetIn("no".to_owned())));
     }
 
     /// The login is admitted: the process is cut and saved, and its image is shipped.
-    fn make_image(&mut self, pid: u32, conn: ConnId, parent: Option<Parent>) {
+    fn make_image(&mut self, pid: u32, conn: ConnId) {
         let (mut streams, mut ended) = (Vec::new(), Vec::new());
-        let line = self.lib(pid).images.line();
-        let (begin, image) = match self.lib(pid).observer.checkpoint(line, &mut streams, &mut ended) {
-            Ok(Some(cut)) => (code(|out| cut.message(parent.map(|parent| parent.image)).write(out)), cut.mark.image),
-            Ok(None) => unreachable!("it does not catch up"),
-            Err(error) => {
+        let lib = self.lib(pid);
+        let cut = lib.images.cut(&mut lib.observer, &mut streams, &mut ended);
+        let (begin, parent) = match cut {
+            Ok((message, parent)) => (code(|out| message.write(out)), parent),
+            Err(NotBegun::NotCut(error)) => {
                 self.sure::<()>(pid, Err(error));
                 return;
             }
+            Err(why) => unreachable!("it logs in, and does nothing else: {why}"),
         };
         self.send(conn, 0, Packet::Word(Word::Log(begin)));
-        self.lib(pid).observer.pack_outbox(line);
         self.lib(pid).image = Some(Shipping { conn, stage: Stage::Shipping });
-        self.drive_images(pid, |images, _| images.handle_begun(image));
-        self.say_of_image(pid, &ToProtector::ImageUnderWay { image });
+        self.drive_images(pid, Images::handle_begun);
         if self.dice.one_in(REFUSED) {
-            self.lib(pid).observer.handle_saved();
             return self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "a socket of another kind".to_owned()));
         }
         self.counts.images += 1;
         let process = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let (of, position) = (Speaker { process, incarnation: lib.observer.incarnation() }, lib.observer.journal().end());
-        let saved = lib.saved();
-        lib.observer.handle_saved();
+        let (saved, image) = (lib.saved(), lib.images.under_way().expect("it has begun"));
         self.checks.handle_image(of, image, position);
         let (content, engine) = self.save(saved, parent.map(|parent| parent.engine));
-        self.drive_images(pid, |images, _| images.handle_saved(engine));
+        self.drive_images(pid, |images, cx| images.handle_saved(cx, engine));
         for (index, bytes) in content.chunks(PIECE).enumerate() {
             let offset = (index * PIECE) as u64;
             let chunk = code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out));
@@ -182,11 +181,11 @@ impl World {
         let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
         let Some(shipping) = lib.image.as_ref().filter(|shipping| shipping.conn == conn) else { return false };
         // What the protector says of an image that is shipped comes on the journal's connection.
-        let Stage::LoggingIn { parent, journal, .. } = shipping.stage else { return true };
+        let Stage::LoggingIn { journal, .. } = shipping.stage else { return true };
         let is_same = lib.is_log_up() && lib.conns.journal() == journal;
         match packet {
             Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
-            Packet::Word(Word::Admitted) if is_same => self.make_image(pid, conn, parent),
+            Packet::Word(Word::Admitted) if is_same => self.make_image(pid, conn),
             // In the library nothing of the session happens meanwhile.
             _ => self.give_up_login(pid),
         }
