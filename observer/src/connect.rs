@@ -126,21 +126,6 @@ pub enum Outcome {
     Unprotected(Option<u32>),
 }
 
-/// Whether a question to the node is asked again, because the process that it is about may be on its way back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct UntilBack {
-    /// Until when it is asked again, since it was asked first.
-    until: Option<Duration>,
-}
-
-impl UntilBack {
-    /// The node has answered. `later`: another answer may come later. Whether the question is asked again in a moment; false: the answer counts.
-    pub fn handle_answer(&mut self, now: Duration, later: bool) -> bool {
-        let until = *self.until.get_or_insert(now + RETURN);
-        later && now < until
-    }
-}
-
 /// What has come of a socket that was connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialed {

@@ -7,6 +7,7 @@
 //! - [`outbox`]: what was sent and the receiver's protector does not hold yet (G2);
 //! - [`pressure`]: when the outbox needs a recovery line;
 //! - [`payload`]: what was received, on its way to the protector;
+//! - [`bind`]: a `bind` of the program, and which process has an address;
 //! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
 //! - [`caller`]: a caller that a listener of the program has got, until the program gets it from `accept` or closes the listener;
 //! - [`listener`]: where the program listens, and what the node hears of that;
@@ -22,6 +23,7 @@
 //! is restarted. A library that runs this inside a user's program has an allocator of its own, at far addresses.
 #![forbid(unsafe_code)]
 
+pub mod bind;
 pub mod caller;
 pub mod causes;
 pub mod checkpoint;

@@ -5,8 +5,8 @@
 //!   process. So the node knows of an address before the system listens there, and hears afterwards what has come of it. The
 //!   callers of a process that catches up are told to wait, so it announces nothing. A port that the system is still to choose
 //!   no caller can know.
-//! - *A process that has come back* ([`Reopening`]). The sockets of its image are dead. Each listener gets a fresh one, and the
-//!   node hears for each address where that is.
+//! - *A process that has come back* ([`Reopening`]). The sockets of its image are dead. Each listener gets a fresh one, with all of
+//!   its descriptors, and the node hears for each address where that is.
 //! - *A listener that the program closes* ([`Closing`]). With its last descriptor the callers that wait there are refused
 //!   ([`Refusal`]), and then the process listens there no more. Some have waited there and come to the door: it is remembered
 //!   which addresses were closed ([`Listeners::is_closed`]).
@@ -57,6 +57,8 @@ fn elsewhere(told: SocketAddr, real: Option<SocketAddr>, here: Option<IpAddr>) -
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Open {
     fd: u32,
+    /// Its socket: other descriptors that were made of this one have the same.
+    socket: u64,
     /// As the program sees it.
     address: SocketAddr,
     /// Where connections go instead.
@@ -74,6 +76,8 @@ impl Open {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
     open: Vec<Open>,
+    /// So many sockets have begun to listen.
+    sockets: u64,
     /// Addresses where it has listened last, the newest of them at the end.
     closed: VecDeque<SocketAddr>,
 }
@@ -87,7 +91,7 @@ impl Default for Listeners {
 impl Listeners {
     /// It listens nowhere.
     pub fn new() -> Listeners {
-        Listeners { open: Vec::with_capacity(ROOM), closed: VecDeque::with_capacity(ROOM) }
+        Listeners { open: Vec::with_capacity(ROOM), sockets: 0, closed: VecDeque::with_capacity(ROOM) }
     }
 
     /// How many addresses its descriptors have, all together.
@@ -117,6 +121,12 @@ impl Listeners {
     /// may not have come to its `listen` yet.
     pub fn is_closed(&self, to: Option<SocketAddr>) -> bool {
         self.at(to).next().is_none() && to.is_some_and(|to| self.closed.iter().any(|closed| is_named(*closed, to)))
+    }
+
+    /// The other descriptors of this one's socket.
+    pub fn others(&self, fd: u32) -> impl Iterator<Item = u32> {
+        let socket = self.open.iter().find(|open| open.fd == fd).map(|open| open.socket);
+        self.open.iter().filter(move |open| open.fd != fd && Some(open.socket) == socket).map(|open| open.fd)
     }
 
     /// The program has made `new` from `old`, a listener.
@@ -251,7 +261,9 @@ impl Listen {
     ) {
         assert_eq!(self.stage, Stage::Ready, "the system listens after all is announced, and once");
         let at = elsewhere(addresses.told, real, here);
-        listeners.open.extend(addresses.iter().map(|address| Open { fd: self.fd, address, at }));
+        let socket = listeners.sockets;
+        listeners.sockets += 1;
+        listeners.open.extend(addresses.iter().map(|address| Open { fd: self.fd, socket, address, at }));
         listeners.closed.retain(|closed| addresses.iter().all(|address| address != *closed));
         self.stage = Stage::Telling(addresses, 0);
     }
@@ -271,6 +283,13 @@ impl Listen {
 pub enum Reopen {
     /// Put a fresh socket, which listens at any port of this machine, in the place of this descriptor: [`Reopening::handle_opened`].
     Open(u32),
+    /// Put the fresh socket of the descriptor `of` in the place of `fd`, too.
+    Share {
+        /// One that has it.
+        of: u32,
+        /// One that was made of it.
+        fd: u32,
+    },
     /// Say this to the node.
     Tell(ToNode),
     /// All listen again.
@@ -304,16 +323,25 @@ impl Reopening {
         Reopening { stage: Reopened::Next(0) }
     }
 
-    /// What is to be done next. A socket is asked for again and again; what is to be told is said once.
+    /// What is to be done next. A socket is asked for again and again; the rest is said once, and for each socket.
     pub fn next(&mut self, listeners: &Listeners) -> Reopen {
-        let (Reopened::Next(at) | Reopened::Fresh(at)) = self.stage;
-        let Some(open) = listeners.open.get(at) else { return Reopen::Over };
-        let is_fresh = self.stage == Reopened::Fresh(at) || listeners.open[..at].iter().any(|before| before.fd == open.fd);
-        if !is_fresh {
-            return Reopen::Open(open.fd);
+        loop {
+            let (Reopened::Next(at) | Reopened::Fresh(at)) = self.stage;
+            let Some(open) = listeners.open.get(at) else { return Reopen::Over };
+            let same = || listeners.open[..at].iter().filter(|before| before.socket == open.socket);
+            let is_fresh = self.stage == Reopened::Fresh(at) || same().any(|before| before.fd == open.fd);
+            match same().next() {
+                None if !is_fresh => return Reopen::Open(open.fd),
+                Some(first) if !is_fresh => {
+                    self.stage = Reopened::Fresh(at);
+                    return Reopen::Share { of: first.fd, fd: open.fd };
+                }
+                _ => self.stage = Reopened::Next(at + 1),
+            }
+            if same().all(|before| before.address != open.address) {
+                return Reopen::Tell(open.word());
+            }
         }
-        self.stage = Reopened::Next(at + 1);
-        Reopen::Tell(open.word())
     }
 
     /// The descriptor that [`Reopen::Open`] has named has a socket that listens there.
@@ -322,8 +350,8 @@ impl Reopening {
     /// If none was asked for.
     pub fn handle_opened(&mut self, listeners: &mut Listeners, there: SocketAddr) {
         let Reopened::Next(at) = self.stage else { panic!("no socket was asked for: {:?}", self.stage) };
-        let fd = listeners.open.get(at).expect("no socket was asked for: all listen").fd;
-        listeners.open.iter_mut().filter(|open| open.fd == fd).for_each(|open| open.at = Some(there));
+        let socket = listeners.open.get(at).expect("no socket was asked for: all listen").socket;
+        listeners.open.iter_mut().filter(|open| open.socket == socket).for_each(|open| open.at = Some(there));
         self.stage = Reopened::Fresh(at);
     }
 }

@@ -128,6 +128,20 @@ fn a_thread_that_reads_the_clock_less_often_comes_back() {
     cluster.assert_idle();
 }
 
+/// The two descriptors of a listener have one socket again: a call is taken at either of them.
+#[test]
+fn a_listener_with_two_descriptors_comes_back_as_one() {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let program = ["python3", &script("twice.py"), &free_port(), "1500"];
+    let mut running = cluster.job(2, ON, &program).limit(LIMIT).start();
+    for counted in ["counted to 75", "counted to 750"] {
+        running.until_line(counted);
+        kill(&cluster, 1, 1);
+    }
+    assert_eq!(finish(running).last().map(String::as_str), Some("OK twice 1500"));
+    cluster.assert_idle();
+}
+
 /// A process that has made more checkpoints than one chain of increments may have.
 #[test]
 fn a_rank_comes_back_after_many_checkpoints() {

@@ -509,12 +509,3 @@ fn a_table_without_room_refuses() {
     }
     assert_eq!(one.step(), Step::Over(Outcome::Failed(23)));
 }
-
-#[test]
-fn a_question_is_asked_again_for_as_long_as_a_process_may_take_to_be_back() {
-    let (ms, mut asked) = (Duration::from_millis, UntilBack::default());
-    assert!(asked.handle_answer(ms(7), true));
-    assert!(asked.handle_answer(ms(6) + RETURN, true));
-    assert!(!asked.handle_answer(ms(7) + RETURN, true), "its time is over");
-    assert!(!UntilBack::default().handle_answer(ms(7), false), "the answer counts");
-}

@@ -161,6 +161,31 @@ fn after_a_restart_each_socket_is_opened_once_and_each_address_told() {
     assert_eq!(listeners.word_of(9, at("10.0.0.2:82")), listening_at("10.0.0.2:82", "10.0.0.3:4001"));
 }
 
+/// A program may accept at either of them.
+#[test]
+fn after_a_restart_the_descriptors_of_one_socket_have_one_socket() {
+    let mut listeners = listeners(&[(3, "10.0.0.2:80"), (4, "10.0.0.2:80")]);
+    listen(&mut listeners, 5, Addresses::of(at("[::]:81"), || true), "[::]:81");
+    [(3, 7), (5, 8), (7, 9)].into_iter().for_each(|(old, new)| listeners.handle_duplicated(old, new));
+    assert!(listeners.others(7).eq([3, 9]) && listeners.others(4).next().is_none(), "4 has a socket of its own there");
+    let (mut reopening, mut steps) = (Reopening::new(), Vec::new());
+    let there = |fd: u32| SocketAddr::from(([10, 0, 0, 3], 4000 + fd as u16));
+    loop {
+        let step = reopening.next(&listeners);
+        match step {
+            Reopen::Open(fd) => reopening.handle_opened(&mut listeners, there(fd)),
+            Reopen::Over => break,
+            _ => {}
+        }
+        steps.push(step);
+    }
+    let told = |address, fd| Reopen::Tell(ToNode::ListeningAt { address: at(address), at: there(fd) });
+    let three = [Reopen::Open(3), told("10.0.0.2:80", 3), Reopen::Open(4), told("10.0.0.2:80", 4)];
+    let five = [Reopen::Open(5), told("[::]:81", 5), told("0.0.0.0:81", 5)];
+    let others = [(3, 7), (5, 8), (3, 9)].map(|(of, fd)| Reopen::Share { of, fd });
+    assert_eq!(steps, [&three[..], &five, &others].concat());
+}
+
 #[test]
 fn the_callers_of_a_closed_listener_are_refused_with_its_last_descriptor() {
     let mut listeners = listeners(&[(3, "10.0.0.2:80"), (4, "10.0.0.2:81")]);

@@ -145,6 +145,9 @@ impl Layer {
                     sys::close_own(socket);
                     reopening.handle_opened(&mut self.listeners, at);
                 }
+                Reopen::Share { of, fd } => {
+                    self.put(fd as i32, sys::borrow(of as i32))?.into_iter().for_each(sys::close_own);
+                }
                 Reopen::Tell(message) => self.node.send(&message)?,
                 Reopen::Over => return Ok(()),
             }

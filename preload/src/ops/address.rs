@@ -4,16 +4,16 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
-use radic_observer::Address;
-use radic_observer::replay::Ask;
-use radic_wire::determinant::{Call, Determinant};
+use radic_observer::bind::{Bind, Step};
+use radic_observer::{Context, Error};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::process::{FromNode, ToNode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::waiting::{ask_until_back, take_turns};
+use super::waiting::{pause, take_turns};
 use crate::ending::sure;
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer};
@@ -49,24 +49,31 @@ pub fn of_listener(layer: Held, fd: i32) -> Result<(Held, SocketAddr), Errno> {
     }
 }
 
-/// Gives the socket its address: `to`, or what the kernel has chosen already.
+/// Gives the socket its address, as [`Bind`] says: `to`, or what the kernel has chosen already.
 fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
+    let (thread, number) = (layer.thread(), fd as u32);
+    let mut bind = match to {
+        Some(_) => Bind::new(thread, number),
+        None => Bind::chosen(thread, number, sockets::local(fd).ok_or(Errno::INVAL)?),
+    };
     let address = loop {
-        let (held, then) = consult(layer, fd)?;
-        layer = held;
-        if let Some(address) = then {
-            if to.is_some() {
-                bind_again(fd, address);
+        match tell(&mut bind, &mut layer, Bind::next) {
+            Step::Wait(what) => layer = take_turns(layer, what)?,
+            Step::Pause => layer = pause(layer)?,
+            Step::Again(address) => bind_again(fd, address),
+            Step::Bind => {
+                let bound = to.ok_or(Errno::INVAL).and_then(|to| bind_here(&layer, fd, to)).map_err(number_of);
+                tell(&mut bind, &mut layer, |bind, cx| bind.handle_bound(cx, bound));
             }
-            break address;
-        }
-        let (held, now) = match to {
-            None => (layer, Some(sockets::local(fd).ok_or(Errno::INVAL))),
-            Some(to) => bind_now(layer, fd, to)?,
-        };
-        layer = held;
-        if let Some(now) = now {
-            break record(&mut layer, fd, now)?;
+            Step::Claim(address) => {
+                let (holder, later) = ask_holder(&mut layer, address);
+                tell(&mut bind, &mut layer, |bind, cx| bind.handle_claimed(cx, holder.is_some(), later));
+            }
+            Step::GiveBack => {
+                let result = unbind(&mut layer, fd).map_err(number_of);
+                tell(&mut bind, &mut layer, |bind, cx| bind.handle_given_back(cx, result));
+            }
+            Step::Over(result) => break result.map_err(|errno| Errno::from_raw_os_error(errno as i32))?,
         }
     };
     if fds::kind(fd) == Kind::Other && !fds::set(fd, Kind::Bound, true) {
@@ -76,44 +83,18 @@ fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, Soc
     Ok((layer, address))
 }
 
-/// Logs what `bind` has come to.
-fn record(layer: &mut Layer, fd: i32, found: Result<SocketAddr, Errno>) -> Result<SocketAddr, Errno> {
-    let thread = layer.thread();
-    match found {
-        Ok(address) => sure(layer.observer.handle_outcome(thread, &Determinant::Bound { fd: fd as u32, address })),
-        Err(error) => sure(layer.observer.handle_failed(thread, fd as u32, Call::Bind, error.raw_os_error() as u32)),
-    }
-    found
+fn tell<T>(bind: &mut Bind, layer: &mut Layer, input: impl FnOnce(&mut Bind, &mut Context<'_>) -> Result<T, Error>) -> T {
+    let now = Duration::from_nanos(sys::now());
+    sure(input(bind, &mut Context { observer: &mut layer.observer, now }))
 }
 
-/// What the log says of the socket's address. None: the system is to be asked.
-fn consult(mut layer: Held, fd: i32) -> Result<(Held, Option<SocketAddr>), Errno> {
-    let thread = layer.thread();
-    loop {
-        match sure(layer.observer.address(thread, Ask::Bind { fd: fd as u32 })) {
-            Address::Live => return Ok((layer, None)),
-            Address::Again(address, _) => return Ok((layer, Some(address))),
-            Address::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
-            Address::Wait(other) => layer = take_turns(layer, other)?,
-        }
-    }
+fn number_of(error: Errno) -> u32 {
+    error.raw_os_error() as u32
 }
 
 fn any(family: &SocketAddr, port: u16) -> SocketAddr {
     let ip: IpAddr = if family.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     SocketAddr::new(ip, port)
-}
-
-/// A real `bind`, to an address that no other process is called by: what it came to. None: the log is to be asked again.
-fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Option<Result<SocketAddr, Errno>>), Errno> {
-    let address = match bind_here(&layer, fd, to) {
-        Ok(address) => address,
-        failed => return Ok((layer, Some(failed))),
-    };
-    let (mut layer, holder) = ask_until_back(layer, |layer| ask_holder(layer, address))?;
-    let taken = |layer| unbind(layer, fd).and(Err(Errno::ADDRINUSE));
-    let outcome = holder.map(|holder| if holder.is_some() { taken(&mut layer) } else { Ok(address) });
-    Ok((layer, outcome))
 }
 
 /// Finds the other process that owns this address although the kernel gave it to us: one that has moved, or one that crashed and

@@ -192,13 +192,14 @@ pub fn set_mark(fd: i32, mark: Mark, on: bool) {
 /// For all descriptors of what is behind `fd`.
 fn for_all(fd: i32, set: impl Fn(i32)) {
     set(fd);
-    if matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
-        && let Some(layer) = layer::enter()
-    {
-        let primary = layer.primary(fd);
-        set(primary);
-        layer.aliases.iter().filter(|(_, of)| *of == primary).for_each(|(alias, _)| set(*alias));
+    let kind = fds::kind(fd);
+    let Some(layer) = matches!(kind, Kind::Connection | Kind::Alias | Kind::Listener).then(layer::enter).flatten() else { return };
+    if kind == Kind::Listener {
+        return layer.listeners.others(fd as u32).for_each(|fd| set(fd as i32));
     }
+    let primary = layer.primary(fd);
+    set(primary);
+    layer.aliases.iter().filter(|(_, of)| *of == primary).for_each(|(alias, _)| set(*alias));
 }
 
 /// `getsockopt(SO_ERROR)`. None: it passes through.

@@ -1,11 +1,9 @@
 //! How a call of the program waits: for its own descriptors and the layer's, for what the observer has said, for its turn among the threads of a process
 //! that catches up. The layer is not held meanwhile.
 
-use std::time::Duration;
-
 use libc::{pollfd, sigset_t};
 use radic_observer::Wait;
-use radic_observer::connect::{PAUSE, UntilBack};
+use radic_observer::connect::PAUSE;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -130,22 +128,6 @@ pub(super) fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> 
 /// Looks after everything for a moment: processes that come back may need what this one has sent them.
 pub(super) fn pause(layer: Held) -> Result<Held, Errno> {
     wait_awhile(layer, &[], sys::now() + PAUSE.as_nanos() as u64)
-}
-
-/// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way
-/// back. None: this process was lost itself meanwhile, and has come back; its log may know the outcome of the call.
-pub(super) fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
-    let mut asked = UntilBack::default();
-    loop {
-        let (answer, later) = question(&mut layer);
-        if !asked.handle_answer(Duration::from_nanos(sys::now()), later) {
-            return Ok((layer, Some(answer)));
-        }
-        layer = pause(layer)?;
-        if layer.observer.is_replaying() {
-            return Ok((layer, None));
-        }
-    }
 }
 
 /// Most descriptors of [`wait_for`].

@@ -1,5 +1,5 @@
-//! The program's listener, and the calls that are made to it: [`radic_observer::listener`] decides what a node hears of the
-//! listener, [`radic_observer::connect`] what becomes of a `connect`, [`radic_observer::caller`] what becomes of a caller, and the
+//! The program's listener, and the calls that are made to it: [`radic_observer::bind`] and [`radic_observer::listener`] decide what a node is asked and hears of
+//! the listener, [`radic_observer::connect`] what becomes of a `connect`, [`radic_observer::caller`] what becomes of a caller, and the
 //! observer which one an `accept` gets; here are their sockets, the simulated network's. What the library asks its node within a
 //! call it waits for, and so it does for a caller's greeting: nothing else goes on in the process meanwhile
 //! ([`World::is_in_question`]).
@@ -8,15 +8,15 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_observer::bind::{self, Bind};
 use radic_observer::caller::{self, Caller as Called, Heard, Refusal, Refuse};
-use radic_observer::connect::{Connect, Dialed, Outcome, Own, PAUSE, Step, UntilBack};
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, PAUSE, Step};
 use radic_observer::connection::Slot;
 use radic_observer::found::{Found, Peer};
 use radic_observer::links::{Ending, Links};
 use radic_observer::listener::{self, Addresses, Close, Closing, Listen, Reopen, Reopening};
-use radic_observer::replay::Ask;
-use radic_observer::{Accept, Address, Context, Error};
-use radic_wire::determinant::{Determinant, StreamId};
+use radic_observer::{Accept, Context, Error};
+use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, ProcessId};
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
@@ -95,8 +95,6 @@ pub struct Calls {
     /// Its `close` that is under way, and what becomes of the first caller.
     closing: Option<Closing>,
     refusal: Option<Refusal>,
-    /// What is asked by its `bind`, and from when on again.
-    claim: Option<(UntilBack, Duration)>,
     /// The first caller, once a thread is about to take it.
     caller: Option<Called>,
     /// Callers that the kernel has let in, the oldest first, and what has come from them.
@@ -247,7 +245,11 @@ impl World {
                 self.lib(pid).calls.listen.as_mut().expect("it is in listen").handle_announced();
                 self.go_on_listening((pid, thread));
             }
-            FromNode::Claimed { holder, later, .. } => return self.bind_listener((pid, thread), holder, later),
+            FromNode::Claimed { holder, later, .. } => {
+                assert!(holder.is_none(), "G3: an address is that of one process, and {holder:?} is called by it");
+                self.tell_bind((pid, thread), |bind, cx| bind.handle_claimed(cx, holder.is_some(), later))?;
+                return self.app_listen((pid, thread));
+            }
             FromNode::Peer { peer, at, later, machine, .. } => {
                 let found = Found { peer: peer.map(|process| Peer { process, at }), later, machine };
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
@@ -271,39 +273,47 @@ impl World {
 
     // ---- the listener
 
-    /// Gives the listener its address, if no other process is called by it, and announces it.
+    fn tell_bind<T>(
+        &mut self,
+        (pid, thread): Caller,
+        input: impl FnOnce(&mut Bind, &mut Context<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let now = self.now;
+        let lib = self.lib(pid);
+        let bind = lib.program.threads[thread].bind.as_mut().expect("it is in bind");
+        input(bind, &mut Context { observer: &mut lib.observer, now })
+    }
+
+    /// Gives the listener its address, as [`Bind`] says, and lets it listen.
     pub fn app_listen(&mut self, (pid, thread): Caller) -> Result<(), Error> {
         let (told, now) = (self.named(pid), self.now);
         let lib = self.lib(pid);
-        if lib.program.is_bound {
-            self.begin_to_listen((pid, thread));
+        if now < lib.calls.sockets[thread].rests {
             return Ok(());
         }
-        match lib.observer.address(thread as u32, Ask::Bind { fd: LISTENER })? {
-            Address::Live if lib.calls.claim.is_some_and(|(_, from)| now < from) => return Ok(()),
-            Address::Live => {
-                self.ask_node((pid, thread), |ask| ToNode::Claim { ask, address: told });
-                return Ok(());
+        while !self.lib(pid).program.is_bound {
+            let bind = &mut self.lib(pid).program.threads[thread].bind;
+            bind.get_or_insert_with(|| Bind::new(thread as u32, LISTENER));
+            match self.tell_bind((pid, thread), Bind::next)? {
+                bind::Step::Wait(what) => return self.note_wait((pid, thread), what),
+                bind::Step::Pause => {
+                    self.lib(pid).calls.sockets[thread].rests = now + PAUSE;
+                    return Ok(());
+                }
+                bind::Step::Claim(address) => {
+                    self.ask_node((pid, thread), |ask| ToNode::Claim { ask, address });
+                    return Ok(());
+                }
+                bind::Step::Bind => self.tell_bind((pid, thread), |bind, cx| bind.handle_bound(cx, Ok(told)))?,
+                bind::Step::Again(then) => assert_eq!(then, told, "a listener has the address that it had then"),
+                bind::Step::GiveBack => unreachable!("no other process is called by it"),
+                bind::Step::Over(result) => {
+                    assert_eq!(result, Ok(told), "no bind fails");
+                    let program = &mut self.lib(pid).program;
+                    (program.is_bound, program.threads[thread].bind) = (true, None);
+                }
             }
-            Address::Again(then, _) => assert_eq!(then, told, "a listener has the address that it had then"),
-            Address::Failed(errno) => panic!("no bind failed then: {errno}"),
-            Address::Wait(what) => return self.note_wait((pid, thread), what),
         }
-        self.begin_to_listen((pid, thread));
-        Ok(())
-    }
-
-    /// The node says which other process is called by the listener's address. `later`: one that may be is lost, and about to be back.
-    fn bind_listener(&mut self, (pid, thread): Caller, holder: Option<ProcessId>, later: bool) -> Result<(), Error> {
-        let (told, now) = (self.named(pid), self.now);
-        assert!(holder.is_none(), "G3: {told} is the address of one process, and {holder:?} is called by it");
-        let lib = self.lib(pid);
-        let (mut asked, _) = lib.calls.claim.take().unwrap_or_default();
-        if asked.handle_answer(now, later) {
-            lib.calls.claim = Some((asked, now + PAUSE));
-            return Ok(());
-        }
-        lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?;
         self.begin_to_listen((pid, thread));
         Ok(())
     }
@@ -312,7 +322,6 @@ impl World {
     fn begin_to_listen(&mut self, (pid, thread): Caller) {
         let told = self.named(pid);
         let lib = self.lib(pid);
-        lib.program.is_bound = true;
         lib.calls.listen = Some(Listen::new(LISTENER, Some(addresses(told)), lib.observer.is_replaying()));
         self.go_on_listening((pid, thread));
     }
@@ -440,6 +449,7 @@ impl World {
                     let at = self.open_listener(pid, None);
                     reopening.handle_opened(&mut self.lib(pid).program.listeners, at);
                 }
+                Reopen::Share { .. } => unreachable!("a program duplicates no descriptor"),
                 Reopen::Tell(message) => self.tell_of_listener(pid, message),
                 Reopen::Over => return,
             }
@@ -448,13 +458,16 @@ impl World {
 
     /// `accept`: asks about the first caller, if there is one, and else does what the observer says.
     pub fn app_accept(&mut self, (pid, thread): Caller, fd: u32, blocking: bool) -> Result<(), Error> {
+        let told = self.named(pid);
         let lib = self.lib(pid);
-        let is_offered = lib.observer.table().iter().any(|(_, connection)| connection.is_offered());
+        // All have called the one listener that a program has.
+        let takes = lib.program.listeners.takes(LISTENER, Some(told));
+        let is_offered = takes && lib.observer.table().iter().any(|(_, connection)| connection.is_offered());
         if Called::is_wanted(&lib.observer, is_offered) && !lib.calls.backlog.is_empty() {
             lib.calls.caller = Some(Called::new());
             return self.meet((pid, thread), None);
         }
-        let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking, |_| true)? {
+        let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking, |_| takes)? {
             Accept::Offered(connection) => {
                 let peer = ([127, 0, 0, 1], connection.number as u16).into();
                 lib.observer.handle_accepted(thread as u32, LISTENER, fd, connection, peer)?;

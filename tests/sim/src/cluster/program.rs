@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 
+use radic_observer::bind::Bind;
 use radic_observer::connect::Connect;
 use radic_observer::connection::Slot;
 use radic_observer::listener::Listeners;
@@ -45,6 +46,8 @@ pub struct Thread {
     pub app: App,
     /// What it is about to print.
     owed: Option<Vec<u8>>,
+    /// Its `bind` that is under way.
+    pub bind: Option<Bind>,
     /// Its `connect` that is under way.
     pub connect: Option<Connect>,
     /// Calls that were completed.
@@ -63,8 +66,8 @@ pub struct Thread {
 
 impl Thread {
     fn new(app: App) -> Thread {
-        let (owed, connect, calls, rest, partial, waits, is_over) = Default::default();
-        Thread { app, owed, connect, calls, rest, partial, lock: Lock::Before, waits, is_over }
+        let (owed, bind, connect, calls, rest, partial, waits, is_over) = Default::default();
+        Thread { app, owed, bind, connect, calls, rest, partial, lock: Lock::Before, waits, is_over }
     }
 
     /// Whether it has nothing more to do.
