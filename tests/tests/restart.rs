@@ -128,17 +128,17 @@ fn a_thread_that_reads_the_clock_less_often_comes_back() {
     cluster.assert_idle();
 }
 
-/// The two descriptors of a listener have one socket again: a call is taken at either of them.
+/// The descriptors of a listener have one socket again: a call is taken at any of them.
 #[test]
-fn a_listener_with_two_descriptors_comes_back_as_one() {
+fn a_listener_with_three_descriptors_comes_back_as_one() {
     let cluster = Cluster::start(Kind::Logical, 4);
-    let program = ["python3", &script("twice.py"), &free_port(), "1500"];
+    let program = ["python3", &script("thrice.py"), &free_port(), "1500"];
     let mut running = cluster.job(2, ON, &program).limit(LIMIT).start();
     for counted in ["counted to 75", "counted to 750"] {
         running.until_line(counted);
         kill(&cluster, 1, 1);
     }
-    assert_eq!(finish(running).last().map(String::as_str), Some("OK twice 1500"));
+    assert_eq!(finish(running).last().map(String::as_str), Some("OK thrice 1500"));
     cluster.assert_idle();
 }
 

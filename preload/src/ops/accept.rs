@@ -84,7 +84,18 @@ fn listening(layer: Held, fd: i32, listen: &mut Listen) -> Result<Held, Errno> {
     }
     let (real, here) = (sockets::local(fd), layer.door_ip());
     listen.handle_listening(&mut layer.listeners, addresses_of(fd, told), real, here);
+    for other in duplicates(&layer, fd) {
+        fds::set_like(other, Kind::Listener, fd);
+        layer.listeners.handle_duplicated(fd as u32, other as u32);
+    }
     Ok(layer)
+}
+
+/// Descriptors that the program has made of a socket after it was bound.
+fn duplicates(layer: &Layer, fd: i32) -> Vec<i32> {
+    let socket = |fd: i32| rustix::fs::fstat(sys::borrow(fd)).ok().map(|of| (of.st_dev, of.st_ino));
+    let (all, this) = (layer.bound.keys().copied(), socket(fd));
+    all.filter(|other| *other != fd && fds::kind(*other) == Kind::Bound && socket(*other) == this).collect()
 }
 
 /// A descriptor that was accepted, and the address of the peer.
