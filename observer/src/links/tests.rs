@@ -653,6 +653,23 @@ fn a_call_that_was_refused_and_closed_is_given_up() {
     assert!(!one.links.is_any_down() && one.tick(Duration::from_secs(9)).is_empty());
 }
 
+/// Its program has asked the socket why.
+#[test]
+fn a_refusal_that_the_program_was_told_is_not_told_again() {
+    let (mut one, slot, name) = under_way();
+    one.observer.handle_failed(0, 3, Call::Connect, 115).expect("there is room");
+    let image = one.observer.clone();
+    one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default())).0.expect("nothing contradicts");
+    assert_eq!(one.observer.take_refusal(slot), 111);
+    one.observer.handle_outcome(0, &Determinant::SoError { fd: 3, errno: 111 }).expect("there is room");
+    let log = one.observer.poll_journal().expect("it is recorded").head.to_vec();
+    let mut one = back(&image, log.len(), name);
+    log_comes(&mut one, &log, log.len() as u64);
+    assert_eq!(one.observer.ask(0, Ask::SoError { fd: 3 }, true), Ok(Ready::Outcome(111)));
+    assert!(one.observer.settle(), "its peer is not waited for (Gate B)");
+    assert_eq!(one.observer.send(0, 3, b"word", 0, true), Ok(Send::Failed(32)));
+}
+
 /// What the program is about to hear is in the log first.
 #[test]
 fn a_call_is_refused_when_the_log_has_room_for_that() {
