@@ -61,6 +61,8 @@ impl Links {
         } else if cx.observer.handle_call_refused(slot, errno)? {
             self.set_stage(end, Stage::Over);
             self.actions.push_back(Action::RefuseSends(end));
+        } else {
+            return Ok(());
         }
         self.changed = true;
         self.check_invariants();
