@@ -155,7 +155,8 @@ pub fn first() -> Inputs {
         Determinant::Input { bytes: b"a line\n" },
         Determinant::Nothing,
         Determinant::Taken,
-        Determinant::Refused { connection: connection(5) },
+        Determinant::Refused { connection: connection(5), opened_here: false },
+        Determinant::Refused { connection: connection(6), opened_here: true },
         Determinant::Time { clock: 1, skipped: 3, difference: -70_000 },
         Determinant::Kernel { call: KernelCall::Random, bytes: &[5; 32] },
     ];

@@ -559,19 +559,18 @@ impl Connect {
     }
 
     fn record_unprotected(&mut self, cx: &mut Context<'_>, own: Own, unprotected: Unprotected) -> Result<Option<Step>, Error> {
-        // A call that does not wait is told of a refusal by the socket.
-        let outcome = match unprotected {
+        // A call that does not wait is told of a refusal by the socket, which knows nothing of a call that was not made.
+        let (errno, outcome) = match unprotected {
             Unprotected::Made(errno) => {
                 let target = Determinant::Target { fd: self.fd, local: own.local, peer: None };
                 cx.observer.handle_outcome(self.thread, &target)?;
                 return Ok(self.enter(Stage::Over(Outcome::Unprotected(Some(errno)))));
             }
-            Unprotected::Failed(ECONNREFUSED) if !self.blocking => Outcome::Failed(EINPROGRESS),
-            Unprotected::Failed(errno) => Outcome::Failed(errno),
-            Unprotected::Withheld if !self.blocking => Outcome::Refused,
-            Unprotected::Withheld => Outcome::Failed(ECONNREFUSED),
+            Unprotected::Withheld if !self.blocking => (ECONNREFUSED, Outcome::Refused),
+            Unprotected::Withheld => (ECONNREFUSED, Outcome::Failed(ECONNREFUSED)),
+            Unprotected::Failed(ECONNREFUSED) if !self.blocking => (ECONNREFUSED, Outcome::Failed(EINPROGRESS)),
+            Unprotected::Failed(errno) => (errno, Outcome::Failed(errno)),
         };
-        let errno = if let Unprotected::Failed(errno) = unprotected { errno } else { ECONNREFUSED };
         self.fail(cx, errno)?;
         Ok(self.enter(Stage::Over(outcome)))
     }

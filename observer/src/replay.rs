@@ -189,7 +189,7 @@ impl Head {
             Determinant::Taken => self.has_sent_own(journal),
             // In the recorded run, too, the outcome's thread may have found nothing before its turn.
             Determinant::Nothing => self.empties(journal) > self.empties,
-            // The program sees nothing of it.
+            // What the program sees of it follows.
             Determinant::Refused { .. } => true,
             _ => false,
         };
@@ -543,11 +543,11 @@ impl Replay {
         Ok(Served::Nothing)
     }
 
-    /// The connection that was refused, if the log says so next.
-    pub(crate) fn refused_next(&mut self, journal: &Journal) -> Result<Option<ConnectionId>, Error> {
+    /// The connection that was refused, and whether it was opened here, if the log says so next.
+    pub(crate) fn refused_next(&mut self, journal: &Journal) -> Result<Option<(ConnectionId, bool)>, Error> {
         let is_loose = matches!(self.next_head(journal)?, Err(Served::Outcome));
         Ok(match self.outcome() {
-            Some(Determinant::Refused { connection }) if is_loose => Some(connection),
+            Some(Determinant::Refused { connection, opened_here }) if is_loose => Some((connection, opened_here)),
             _ => None,
         })
     }

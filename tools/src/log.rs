@@ -238,8 +238,9 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
         Determinant::Input { bytes } => ("input", json!({ "bytes": bytes.len() })),
         Determinant::Nothing => ("nothing", json!({})),
         Determinant::Taken => ("taken", json!({})),
-        Determinant::Refused { connection } => {
-            ("refused", json!({ "connection": format!("{}#{}", connection.opener, connection.number) }))
+        Determinant::Refused { connection, opened_here } => {
+            let connection = format!("{}#{}", connection.opener, connection.number);
+            ("refused", json!({ "connection": connection, "opened_here": opened_here }))
         }
         Determinant::Time { clock, skipped, difference } => {
             let clock = CLOCK_NAMES.get(clock as usize).copied().unwrap_or("?");

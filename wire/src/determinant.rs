@@ -385,12 +385,15 @@ pub enum Determinant<'a> {
         /// The answer, at most [`limits::ANSWER`].
         bytes: &'a [u8],
     },
-    /// This connection has called a listener that the program has closed before it has accepted it: it was made, and closed at
-    /// once. The program sees nothing of that. So it belongs to no call, says nothing of where it stands, and stands before the
-    /// outcome that follows.
+    /// A connection has come to nothing. An accepted one has called a listener that the program has closed before it has accepted
+    /// it: it was made, and closed at once. An opened one was under way when its peer had stopped listening: the peer has never
+    /// heard of it, and for the program it ends where it begins. What the program sees of that it sees by outcomes that follow.
+    /// So this belongs to no call, says nothing of where it stands, and stands before the outcome that follows.
     Refused {
         /// The connection.
         connection: ConnectionId,
+        /// Which end of it: the one that this process has opened, or the one that it has accepted.
+        opened_here: bool,
     },
     /// This many calls had an empty outcome before the next outcome of this thread.
     Empty {
@@ -582,8 +585,8 @@ impl<'a> Determinant<'a> {
                 out.varint(bytes.len() as u64);
                 out.raw(bytes);
             }
-            Determinant::Refused { connection } => {
-                head(out, 15, REFUSED);
+            Determinant::Refused { connection, opened_here } => {
+                head(out, 15, REFUSED + u64::from(opened_here));
                 connection.write(out);
             }
         }
@@ -645,7 +648,9 @@ impl<'a> Determinant<'a> {
             _ if arg < KERNEL => {
                 Determinant::Time { clock: (arg - TIME) as u32, skipped: from.varint()?, difference: unzigzag(from.varint()?) }
             }
-            _ if arg == REFUSED => Determinant::Refused { connection: ConnectionId::read(from)? },
+            _ if arg == REFUSED || arg == REFUSED + 1 => {
+                Determinant::Refused { connection: ConnectionId::read(from)?, opened_here: arg > REFUSED }
+            }
             _ => {
                 let call = arg.checked_sub(KERNEL).and_then(|place| KernelCall::ALL.get(usize::try_from(place).ok()?));
                 let call = *call.ok_or(from.malformed("no such determinant"))?;
@@ -662,7 +667,7 @@ impl<'a> Determinant<'a> {
 const TIME: u64 = 4;
 /// The first of [`KernelCall`], after the clocks.
 const KERNEL: u64 = TIME + CLOCKS as u64;
-/// After the calls that the kernel answers.
+/// After the calls that the kernel answers: of an end that was accepted, then of one that was opened.
 const REFUSED: u64 = KERNEL + KernelCall::ALL.len() as u64;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {

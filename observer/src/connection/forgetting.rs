@@ -157,6 +157,20 @@ impl Table {
         self.handle_forget(id, true, outbox);
     }
 
+    /// The connection of `slot`, which was opened here, comes to nothing: its first link was refused by this `errno`. Its peer has
+    /// never heard of it, and is never to. For the program it ends where it begins. In replay the peer may have been dialed in
+    /// vain already.
+    pub(crate) fn refuse_call(&mut self, slot: Slot, errno: i32, outbox: &mut Outbox) -> Result<(), Error> {
+        let Some(connection) = self.get_mut(slot) else { return Ok(()) };
+        // The log may have had the end.
+        let finish = connection.incoming.finish.unwrap_or(connection.incoming.wanted());
+        connection.handle_finish(finish)?;
+        connection.outgoing.refuse(errno);
+        (connection.link, connection.attempt) = (Link::Down, None);
+        self.forget_end(slot, true, outbox);
+        Ok(())
+    }
+
     fn forget_end(&mut self, slot: Slot, for_good: bool, outbox: &mut Outbox) {
         if let Some(connection) = self.get_mut(slot) {
             connection.gone_there |= for_good;

@@ -27,7 +27,7 @@ impl Table {
     /// answers for a program that does not run; every other waits for one.
     pub fn dial(&mut self, slot: Slot, me: Me, phase: Phase, payload: &PayloadLog) -> Option<Greeting> {
         let connection = self.get_mut(slot)?;
-        if !connection.opened_here {
+        if !connection.opened_here || connection.is_unheard_of() {
             return None;
         }
         let first = connection.attempt.is_none() && phase == Phase::Live;
@@ -66,6 +66,8 @@ impl Table {
             None if self.forgotten.contains(&id) => return Ok(Welcome::Forgotten),
             // The greeting was sent before its connection was over, and is read after that. To offer it would give the program a connection that it never had.
             None if self.buried.contains(&id) => return Ok(Welcome::Refuse),
+            // Its opener catches up, and its log may still say that this connection was refused. It dials again when that is over.
+            None if !greeting.settled => return Ok(Welcome::Refuse),
             None if greeting.received > 0 && phase == Phase::Live => {
                 return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
             }
@@ -181,7 +183,9 @@ impl Table {
             return;
         }
         self.restarted.insert(process, incarnation);
-        for connection in self.iter_mut().filter(|c| c.peer == process && c.peer_incarnation < incarnation) {
+        // Where a connection ends of which the peer has never heard does not depend on the peer.
+        let is_meant = |c: &&mut Connection| c.peer == process && c.peer_incarnation < incarnation && !c.is_unheard_of();
+        for connection in self.iter_mut().filter(is_meant) {
             connection.incoming.handle_incarnations_over();
             connection.drop_link();
         }

@@ -345,6 +345,7 @@ impl Links {
         self.looked = cx.now;
         self.catching_up = cx.observer.is_replaying();
         self.break_dropped(cx);
+        self.look_for_refused(cx);
         let is_lost =
             |c: &Connection| c.link().is_down() && !c.is_offered() && !c.is_unheard_of() && !self.is_down(c.stream_out());
         let slots: Vec<Slot> = cx.observer.table().iter().filter(|(_, c)| is_lost(c)).map(|(slot, _)| slot).collect();

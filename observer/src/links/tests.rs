@@ -1,6 +1,6 @@
 use std::net::Ipv4Addr;
 
-use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::determinant::{Call, ConnectionId, Determinant};
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::process::{Machine, Place};
@@ -8,7 +8,8 @@ use radic_wire::process::{Machine, Place};
 use super::*;
 use crate::connection::Link;
 use crate::found::{Found, Peer};
-use crate::{Config, Observer};
+use crate::replay::Ask;
+use crate::{Config, Observer, Ready, Receive, Send};
 
 const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
 
@@ -525,8 +526,9 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
     assert_eq!(actions, [Action::RefuseSends(name)]);
     assert_eq!((one.observer.take_refusal(slot), one.observer.take_refusal(slot)), (111, 0), "it is told once");
     // It stays so, also when a process comes back.
+    let finish = |side: &Side| side.observer.table().get(slot).and_then(|connection| connection.incoming().finish());
     let (_, actions) = one.hears(returned(process(1)), 0);
-    assert_eq!(actions, []);
+    assert_eq!((actions, finish(&one)), (vec![], Some(0)));
     assert_eq!(one.tick(Duration::from_secs(9)), []);
     let ((), actions) = one.drive(Links::handle_restart);
     assert_eq!(actions, [Action::Unplug(name)], "its socket is dead");
@@ -536,8 +538,153 @@ fn a_connection_that_was_under_way_is_made_again_or_refused() {
     let restarted = one.observer.restart(Incarnation::restarted(1), log_end, Vec::new(), ImageRange::default(), (0, &[]), 64);
     restarted.expect("it restarts");
     one.drive(Links::handle_restart);
-    let incoming = one.observer.table().get(slot).map(Connection::incoming).expect("the program has it");
-    assert_eq!(incoming.finish(), Some(0), "its program still waits for the end");
+    assert_eq!(finish(&one), Some(0), "its program still waits for the end");
+}
+
+/// A process whose call was refused while it was under way: its log, and where its program stands in that: before the call, when
+/// the call is under way, when it was refused, and when the program has taken the end. Images are from each of these.
+fn refused_while_under_way() -> (Vec<u8>, Vec<Observer>, StreamId) {
+    let mut images = vec![Side::new(0).observer];
+    let (mut one, _, name) = under_way();
+    one.observer.handle_failed(0, 3, Call::Connect, 115).expect("there is room");
+    images.push(one.observer.clone());
+    let (result, _) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
+    result.expect("nothing contradicts");
+    images.push(one.observer.clone());
+    assert_eq!(one.observer.receive(0, 3, 8, true), Ok(Receive::End));
+    images.push(one.observer.clone());
+    let ship = one.observer.poll_journal().expect("it is recorded");
+    ([ship.head, ship.tail].concat(), images, name)
+}
+
+/// The process comes back from one of its images, and has the log up to there.
+fn back(image: &Observer, end: usize, name: StreamId) -> Side {
+    let mut one = Side { observer: image.clone(), ..Side::new(0) };
+    let incoming = StreamId { from_opener: false, ..name };
+    let (incarnation, held) = (Incarnation::restarted(1), vec![(incoming, 1, Some(0))]);
+    let restarted = one.observer.restart(incarnation, end as u64, held, ImageRange::default(), (0, &[]), 64);
+    restarted.expect("it restarts");
+    one.drive(Links::handle_restart);
+    one
+}
+
+fn log_comes(side: &mut Side, log: &[u8], to: u64) {
+    let position = side.observer.log_position();
+    let bytes = &log[position as usize..to.max(position) as usize];
+    side.observer.handle_protector(&FromProtector::Journal { position, bytes }).expect("it was asked for");
+}
+
+/// That the call was refused comes up in its log when the peer has been dialed already, or before that.
+#[test]
+fn a_call_that_was_refused_is_not_made_when_the_caller_is_back() {
+    let (log, images, name) = refused_while_under_way();
+    let called = images[1].journal().end();
+    for (image, late) in [(0, false), (0, true), (1, false), (1, true), (2, false), (3, false)] {
+        let (mut one, mut other) = (back(&images[image], log.len(), name), Side::new(1));
+        log_comes(&mut one, &log, if late { called } else { log.len() as u64 });
+        if image == 0 {
+            assert_eq!(one.observer.ask(0, Ask::Connect { fd: 3 }, true), Ok(Ready::Outcome(115)));
+            let slot = one.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");
+            let ((), actions) = one.drive(|links, cx| links.handle_taken(cx, slot));
+            assert_eq!(actions, [], "links that replay wants are looked for");
+            if late {
+                one.breaks(slot);
+            }
+        }
+        if late {
+            // What it was told of the stream's end the peer would take for bytes, or for a new connection.
+            let (socket, hello) = one.greets();
+            assert_eq!((hello.received, hello.settled), (1, false));
+            for hello in [hello, Greeting { received: 0, ..hello }] {
+                let (visitor, result, actions) = other.is_visited(&hello);
+                result.expect("the peer has nothing to say to that");
+                assert_eq!(actions, [Action::Close(visitor)], "image {image}");
+            }
+            assert_eq!(other.observer.table().iter().count(), 0);
+            one.drive(|links, cx| links.handle_socket_gone(cx, socket));
+            log_comes(&mut one, &log, log.len() as u64);
+        }
+        assert_eq!(one.observer.receive(0, 3, 8, true), Ok(Receive::End), "image {image}");
+        assert!(one.observer.settle(), "its peer is not waited for (Gate B)");
+        one.tick(LOOK);
+        assert!(one.links.is_down(name) && one.tick(Duration::from_secs(9)).is_empty(), "image {image}, late: {late}");
+        assert_eq!(one.hears(returned(process(1)), 0).1, []);
+        assert_eq!(one.observer.send(0, 3, b"word", 0, true), Ok(Send::Failed(111)));
+        open_gate(&mut one);
+        assert_eq!(one.observer.close(3), Ok(None));
+        one.tick(Duration::ZERO);
+        assert!(!one.links.is_any_down(), "image {image}");
+    }
+}
+
+/// A socket is being connected, or has been greeted on, when the log says that the call was refused.
+#[test]
+fn a_call_that_was_refused_is_given_up_wherever_it_is() {
+    let (log, images, name) = refused_while_under_way();
+    for stage in 0..3 {
+        let mut one = back(&images[1], log.len(), name);
+        let socket = one.dials();
+        let connects = |one: &mut Side| one.drive(|links, cx| links.handle_connected(cx, socket, true)).1;
+        if stage == 2 {
+            assert!(matches!(connects(&mut one)[..], [Action::Greet { .. }, ..]));
+        }
+        log_comes(&mut one, &log, log.len() as u64);
+        assert!(!one.observer.settle(), "its program is still to take the end");
+        if stage == 1 {
+            assert_eq!(connects(&mut one), [Action::Close(socket)]);
+        }
+        let actions = one.tick(LOOK);
+        assert_eq!(actions.contains(&Action::Close(socket)), stage != 1, "{actions:?}");
+        assert_eq!(actions.last(), Some(&Action::Unplug(name)));
+        assert!(one.links.take_changed() && one.tick(Duration::from_secs(9)).is_empty());
+    }
+}
+
+/// The program has closed it before the log has come that says so.
+#[test]
+fn a_call_that_was_refused_and_closed_is_given_up() {
+    let (log, images, name) = refused_while_under_way();
+    let mut one = back(&images[1], images[2].journal().end() as usize, name);
+    one.dials();
+    assert_eq!(one.observer.close(3), Ok(None));
+    log_comes(&mut one, &log, images[2].journal().end());
+    assert!(one.observer.settle(), "its peer is not waited for (Gate B)");
+    one.tick(LOOK);
+    assert!(!one.links.is_any_down() && one.tick(Duration::from_secs(9)).is_empty());
+}
+
+/// Its program has asked the socket why.
+#[test]
+fn a_refusal_that_the_program_was_told_is_not_told_again() {
+    let (mut one, slot, name) = under_way();
+    one.observer.handle_failed(0, 3, Call::Connect, 115).expect("there is room");
+    let image = one.observer.clone();
+    one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default())).0.expect("nothing contradicts");
+    assert_eq!(one.observer.take_refusal(slot), 111);
+    one.observer.handle_outcome(0, &Determinant::SoError { fd: 3, errno: 111 }).expect("there is room");
+    let log = one.observer.poll_journal().expect("it is recorded").head.to_vec();
+    let mut one = back(&image, log.len(), name);
+    log_comes(&mut one, &log, log.len() as u64);
+    assert_eq!(one.observer.ask(0, Ask::SoError { fd: 3 }, true), Ok(Ready::Outcome(111)));
+    assert!(one.observer.settle(), "its peer is not waited for (Gate B)");
+    assert_eq!(one.observer.send(0, 3, b"word", 0, true), Ok(Send::Failed(32)));
+}
+
+/// What the program is about to hear is in the log first.
+#[test]
+fn a_call_is_refused_when_the_log_has_room_for_that() {
+    let (mut one, slot, name) = under_way();
+    while one.observer.journal().has_room() {
+        one.observer.handle_input(0, &[7; 1 << 10]).expect("there is room");
+    }
+    one.links.take_changed();
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
+    assert!(result.is_ok() && actions.is_empty() && one.links.is_under_way(name), "{actions:?}");
+    assert!(!one.links.take_changed());
+    open_gate(&mut one);
+    let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
+    assert!(result.is_ok() && actions == [Action::RefuseSends(name)] && one.observer.gate().is_some(), "{actions:?}");
+    assert_eq!(one.observer.table().get(slot).and_then(|connection| connection.incoming().finish()), Some(0));
 }
 
 /// What the node says decides, and whether the kernel has given up.

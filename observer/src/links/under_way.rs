@@ -6,13 +6,13 @@
 //!   listens nowhere any more has refused it, and the program is told so.
 //! - *The program gives it up.* The peer has never heard of it, and never does.
 //!
-//! Nothing of this is an outcome: what the program finds out of it, it does by calls that have outcomes of their own (what is
-//! ready, SO_ERROR, a second `connect`).
+//! What the program finds out of this, it does by calls that have outcomes of their own (what is ready, SO_ERROR, a second
+//! `connect`). That the link was refused is recorded besides: a process that is brought back makes no link that leads nowhere.
 
 use radic_wire::determinant::StreamId;
 
 use super::{Action, Ending, GIVEN_UP, Links, Reconnection, Stage};
-use crate::connection::{Link, Slot};
+use crate::connection::{Connection, Link, Slot};
 use crate::found::Found;
 use crate::{Context, Failure};
 
@@ -52,35 +52,46 @@ impl Links {
     }
 
     /// The link will not be connected, by this `errno`. `found` is what the node knows of the address that was called. A peer that
-    /// is there has refused nothing for good: the link is made like one that has broken.
+    /// is there has refused nothing for good: the link is made like one that has broken. While the log has no room this is to be
+    /// said again.
     pub fn handle_refused(&mut self, cx: &mut Context<'_>, end: StreamId, errno: i32, found: &Found) -> Result<(), Failure> {
         let Some((slot, connection)) = cx.connection(end).filter(|_| self.is_under_way(end)) else { return Ok(()) };
-        let is_there = found.is_there(connection.peer, errno);
-        let wanted = connection.incoming().wanted();
-        if is_there {
+        if found.is_there(connection.peer, errno) {
             self.break_link(cx, slot, Ending::Reset(errno));
-        } else {
-            cx.observer.handle_left(end.connection, 0);
-            cx.observer.handle_finish(slot, wanted)?;
+        } else if cx.observer.handle_call_refused(slot, errno)? {
             self.set_stage(end, Stage::Over);
-            self.refuse_sends(cx, (slot, end), errno);
+            self.actions.push_back(Action::RefuseSends(end));
+        } else {
+            return Ok(());
         }
         self.changed = true;
         self.check_invariants();
         Ok(())
     }
 
-    /// After a restart: the socket of a first link that was refused is dead, too, and no other one is wanted. For the program the
-    /// stream ends where it begins, as it did; where streams end a restart forgets.
+    /// The connection of `slot` was refused, and this incarnation has no socket for it, or dials its peer in vain: no link is
+    /// wanted. For the program the stream ends where it begins, as it did; where streams end a restart forgets.
     pub(super) fn refuse_again(&mut self, cx: &mut Context<'_>, slot: Slot) {
-        if let Some(connection) = cx.observer.table().get(slot).filter(|connection| !connection.is_closed()) {
-            let (end, peer, incoming) = (connection.stream_out(), connection.peer, connection.incoming());
-            let finish = incoming.finish().unwrap_or(incoming.wanted());
-            // It is where it was known to be, or where nothing was known.
-            _ = cx.observer.handle_finish(slot, finish);
-            self.reconnections.insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::Over, attempts: 0 });
-            self.actions.push_back(Action::Unplug(end));
+        let Some(connection) = cx.observer.table().get(slot) else { return };
+        let (end, peer, incoming) = (connection.stream_out(), connection.peer, connection.incoming());
+        self.set_stage(end, Stage::Over);
+        if connection.is_closed() {
+            return;
         }
+        let finish = incoming.finish().unwrap_or(incoming.wanted());
+        // It is where it was known to be, or where nothing was known.
+        _ = cx.observer.handle_finish(slot, finish);
+        self.reconnections.insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::Over, attempts: 0 });
+        self.actions.push_back(Action::Unplug(end));
+        self.changed = true;
+    }
+
+    /// Connections of which replay has found that they were refused.
+    pub(super) fn look_for_refused(&mut self, cx: &mut Context<'_>) {
+        let is_over = |end| matches!(self.reconnections.get(&end), Some(of) if matches!(of.stage, Stage::Over));
+        let is_meant = |c: &Connection| c.opened_here && c.is_unheard_of() && !is_over(c.stream_out());
+        let slots: Vec<Slot> = cx.observer.table().iter().filter(|(_, c)| is_meant(c)).map(|(slot, _)| slot).collect();
+        slots.into_iter().for_each(|slot| self.refuse_again(cx, slot));
     }
 
     /// The program closes the connection of `slot`. If it is under way and has no bytes, the peer is never to hear of it.

@@ -136,21 +136,49 @@ impl Observer {
         {
             self.check_voice()?;
             self.table.refuse(connection)?;
-            self.journal.append_aside(&Determinant::Refused { connection })?;
+            self.journal.append_aside(&Determinant::Refused { connection, opened_here: false })?;
         }
         Ok(())
+    }
+
+    /// The first link of `slot`, which was opened here and is under way, was refused by this `errno`, and no other one is to be
+    /// made. It is recorded before the program can hear of it: a later incarnation makes no connection of which its peer has
+    /// never heard. False: the log has no room for that now, and it is to be said again. A process that catches up has no call
+    /// under way, and goes by its log.
+    pub fn handle_call_refused(&mut self, slot: Slot, errno: i32) -> Result<bool, Error> {
+        if self.replay.is_some() || !self.journal.has_room() {
+            return Ok(false);
+        }
+        self.check_voice()?;
+        let connection = self.connection(slot)?.id;
+        self.journal.append_aside(&Determinant::Refused { connection, opened_here: true })?;
+        self.table.refuse_call(slot, errno, &mut self.outbox).map(|()| true)
     }
 
     /// Refuses again what the log says next was refused.
     pub(super) fn pass_refused(&mut self) -> Result<(), Error> {
         while let Some(replay) = &mut self.replay
-            && let Some(connection) = replay.refused_next(&self.journal)?
+            && let Some((connection, opened_here)) = replay.refused_next(&self.journal)?
         {
-            let slot = self.table.refuse(connection)?;
-            self.find_held(slot);
+            if opened_here {
+                self.refuse_call_again(connection)?;
+            } else {
+                let slot = self.table.refuse(connection)?;
+                self.find_held(slot);
+            }
             self.handle_served();
         }
         Ok(())
+    }
+
+    /// The outcome of the call comes first in the log, and the connection is in the table as soon as that is served. The program
+    /// is told by outcomes, or hears the `errno` of any refusal.
+    fn refuse_call_again(&mut self, connection: ConnectionId) -> Result<(), Error> {
+        const ECONNREFUSED: i32 = 111;
+        let Some(slot) = self.table.find_end(connection, true) else {
+            return Err(self.diverged("a call was refused then that has not been made"));
+        };
+        self.table.refuse_call(slot, ECONNREFUSED, &mut self.outbox)
     }
 
     /// A connection that was refused, and whose end may leave now (G1): the node is to be told, and the socket, if there is one, is the library's own.

@@ -20,9 +20,22 @@ impl Observer {
                     _ => 0,
                 };
                 self.handle_served();
+                self.handle_told(ask, errno);
                 Ready::Outcome(errno)
             }
         })
+    }
+
+    /// In the recorded run this told the program, perhaps, that its peer is gone for good. It is not told so once more.
+    fn handle_told(&mut self, ask: Ask, errno: u32) {
+        /// EINTR, EISCONN, EALREADY, EINPROGRESS: no peer is gone.
+        const OTHERS: [u32; 5] = [0, 4, 106, 114, 115];
+        if let Ask::Connect { fd } | Ask::SoError { fd } = ask
+            && !OTHERS.contains(&errno)
+            && let Ok(slot) = self.table.slot_of(fd)
+        {
+            self.take_refusal(slot);
+        }
     }
 
     /// `poll`, `select` or `epoll_wait` into `ready`.

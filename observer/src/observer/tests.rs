@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use radic_wire::determinant::{ConnectionId, KernelCall};
+use radic_wire::determinant::{ConnectionId, Determinant, KernelCall};
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
@@ -83,8 +83,12 @@ fn a_send_that_does_not_wait_is_taken_in_part_while_much_waits_for_its_socket() 
 
 /// A process that has accepted a connection of `opener` and read six bytes, which its protector does not hold.
 fn reader(opener: ProcessId) -> Observer {
+    reader_with(opener, Config::default())
+}
+
+fn reader_with(opener: ProcessId, config: Config) -> Observer {
     let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
-    let config = Config { outbox_blocks: 8, outbox_block: 16, connections: 4, descriptors: 16, ..Config::default() };
+    let config = Config { outbox_blocks: 8, outbox_block: 16, connections: 4, descriptors: 16, ..config };
     let mut observer = Observer::new(me, &config);
     let hello = first_greeting(opener, Incarnation::FIRST);
     assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
@@ -691,4 +695,63 @@ fn catches_up_with_two_readings() -> Observer {
     again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
     assert_eq!(again.awaits_reading(), Ok(true));
     again
+}
+
+/// What `receive` would say where the program has read six bytes, and nothing keeps it from the link; and what does: bits of
+/// `hinders`, where the stream ends, and the link. `base` has no room for more bytes, or for more of what those depend on, if the
+/// test wants that.
+fn before_receive(base: &Observer, hinders: u32, finish: Option<u64>, link: Link) -> Observer {
+    let is = |bit: u32| hinders & 1 << bit != 0;
+    let mut observer = base.clone();
+    let position = observer.journal().end();
+    if is(0) {
+        let incarnation = Incarnation::restarted(1);
+        observer.restart(incarnation, position + 8, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    }
+    while is(1) && observer.journal.has_room() {
+        observer.journal.append(0, &Determinant::Eof { fd: 9 }).unwrap();
+    }
+    observer.fenced = is(2).then(|| Incarnation::restarted(2));
+    let connection = observer.table.on(4).unwrap();
+    let incoming = &mut connection.incoming;
+    let taken = incoming.taken;
+    incoming.held = if is(3) { taken + 3 } else { incoming.held };
+    incoming.gone = if is(4) { taken + 9 } else { 0 };
+    incoming.shut = is(5);
+    incoming.finish = finish.map(|after| taken + after);
+    connection.link = link;
+    observer
+}
+
+/// The common case is said twice: for each call, and by the way that looks at less.
+#[test]
+fn bytes_are_taken_from_the_link_where_receive_says_so() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let small = Config { journal: 1 << 10, determinant: 64, payload: 64, threads: 1, ..Config::default() };
+    let causes = Some(Bounds { kept: 0, ..Bounds::default() });
+    let bases = [small, Config { payload_pieces: 1, ..small }, Config { causes, ..small }];
+    let (mut takes, mut takes_not) = (0, 0);
+    for (config, is_full) in bases.into_iter().flat_map(|config| [(config, false), (config, true)]) {
+        let mut base = reader_with(opener, config);
+        if let Some(causes) = base.causes.as_mut().filter(|_| is_full) {
+            let mut set = [0; 32];
+            let mut out = radic_wire::bytes::Writer::new(&mut set);
+            radic_wire::causes::Cause::Part { origin: Rank(1), from: 0, bytes: &[7; 8] }.write(&mut out);
+            let length = out.finish().unwrap();
+            causes.handle_set(0, &set[..length]).unwrap();
+        }
+        for (hinders, finish) in (0..1 << 6).flat_map(|hinders| [None, Some(0), Some(5)].map(|finish| (hinders, finish))) {
+            for link in [Link::Down, Link::GivenUp, Link::Dialing, Link::Up] {
+                let mut observer = before_receive(&base, hinders, finish, link);
+                let said = observer.takes_from_link(4, 100);
+                let is_taken = match observer.receive(0, 4, 100, false) {
+                    Ok(Receive::Take { source: Source::Link, len, owed: false, .. }) => Some(len),
+                    _ => None,
+                };
+                assert_eq!(said, is_taken.filter(|_| finish.is_none()), "{hinders:b}, {finish:?}, {link:?}: {config:?}");
+                (takes, takes_not) = (takes + u32::from(said.is_some()), takes_not + u32::from(said.is_none()));
+            }
+        }
+    }
+    assert!(takes > 0 && takes_not > 0, "{takes} and {takes_not}");
 }
