@@ -292,6 +292,13 @@ pub enum Determinant<'a> {
         /// Bytes.
         len: u32,
     },
+    /// `ioctl(FIONREAD)` said that this many bytes can be received, never 0; the stream stands where it stood.
+    Unread {
+        /// The program's descriptor.
+        fd: u32,
+        /// Bytes.
+        len: u32,
+    },
     /// `recv` gave the end of the stream.
     Eof {
         /// The program's descriptor.
@@ -442,7 +449,7 @@ pub const CLOCK_NAMES: [&str; CLOCKS] = [
 ];
 
 /// The calls of the program that have outcomes, as a message names them.
-pub const CALLS: [&str; 22] = [
+pub const CALLS: [&str; 23] = [
     "no call",
     "recv",
     "recv with MSG_PEEK",
@@ -465,6 +472,7 @@ pub const CALLS: [&str; 22] = [
     "getrusage",
     "times",
     "read of the process manager's answer",
+    "ioctl of FIONREAD",
 ];
 
 impl<'a> Determinant<'a> {
@@ -510,6 +518,7 @@ impl<'a> Determinant<'a> {
             Determinant::Errno { call, .. } => 11 + *call as usize,
             Determinant::Time { .. } => 17,
             Determinant::Kernel { call, .. } => 18 + *call as usize,
+            Determinant::Unread { .. } => 22,
             Determinant::Refused { .. }
             | Determinant::Empty { .. }
             | Determinant::Sent { .. }
@@ -586,6 +595,11 @@ impl<'a> Determinant<'a> {
                 head(out, 15, REFUSED);
                 connection.write(out);
             }
+            Determinant::Unread { fd, len } => {
+                head(out, 15, UNREAD);
+                out.varint(u64::from(fd));
+                out.varint(u64::from(len));
+            }
         }
     }
 
@@ -646,6 +660,7 @@ impl<'a> Determinant<'a> {
                 Determinant::Time { clock: (arg - TIME) as u32, skipped: from.varint()?, difference: unzigzag(from.varint()?) }
             }
             _ if arg == REFUSED => Determinant::Refused { connection: ConnectionId::read(from)? },
+            _ if arg == UNREAD => Determinant::Unread { fd: narrow(from)?, len: narrow(from)? },
             _ => {
                 let call = arg.checked_sub(KERNEL).and_then(|place| KernelCall::ALL.get(usize::try_from(place).ok()?));
                 let call = *call.ok_or(from.malformed("no such determinant"))?;
@@ -664,6 +679,8 @@ const TIME: u64 = 4;
 const KERNEL: u64 = TIME + CLOCKS as u64;
 /// After the calls that the kernel answers.
 const REFUSED: u64 = KERNEL + KernelCall::ALL.len() as u64;
+/// After that.
+const UNREAD: u64 = REFUSED + 1;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     match arg {
