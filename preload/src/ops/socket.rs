@@ -172,8 +172,13 @@ impl Receiving {
             Receive::Take { source: Source::Log, stream, offset, len, .. } => {
                 let room = &mut clip_mut(buffers, self.filled, len);
                 let got = layer.fetch_payload(stream, offset, room);
-                if self.report(&mut layer, buffers, Source::Log, got).is_some() {
+                let more = if self.how.peek && got == len { self.peek_past_log(&mut layer, buffers, got) } else { 0 };
+                if self.report(&mut layer, buffers, Source::Log, got + more).is_some() {
                     return Ok((layer, Next::Over));
+                }
+                if self.how.peek {
+                    // In the recorded run more was there.
+                    layer = take_turns(layer, Wait::Event)?;
                 }
             }
             Receive::End => {
@@ -188,6 +193,18 @@ impl Receiving {
             Receive::Wait(other) => layer = take_turns(layer, other)?,
         }
         Ok((layer, Next::Again))
+    }
+
+    /// Looks at what follows the first `seen` bytes, which are all that the protector's log has. On the way back a call was told
+    /// of more than that, if the program had taken only a part of it before the end. Returns how many bytes follow.
+    fn peek_past_log(&self, layer: &mut Layer, buffers: &mut [IoSliceMut<'_>], seen: usize) -> usize {
+        let slot = sure(layer.observer.table().slot_of(self.fd as u32));
+        let is_up = layer.observer.table().get(slot).is_some_and(|connection| connection.link() == Link::Up);
+        if !is_up || !layer.observer.is_replaying() || seen == self.total {
+            return 0;
+        }
+        let room = &mut clip_mut(buffers, seen, self.total - seen);
+        layer.peek_link(slot, sys::borrow(self.fd), room, self.total - seen).unwrap_or(0)
     }
 
     /// Takes bytes from the socket, if there are any.
