@@ -283,8 +283,8 @@ fn a_program_that_goes_by_the_clock_and_by_lots_is_told_the_same_again() {
     }
 }
 
-/// A rank looks for what has come by FIONREAD, or MSG_PEEK, and a sleep alone, and decides by it. Its node dies before its first checkpoint, or it dies itself after one: it goes
-/// on, and what it has said and printed of its decisions is the same. The node of its peer dies: it finds the peer again.
+/// A rank looks for what has come by FIONREAD, or MSG_PEEK, and a sleep alone, and decides by it. Its node dies before its first checkpoint, or it dies itself
+/// after some: it goes on, and what it has said and printed of its decisions is the same. The node of its peer dies: it finds the peer again.
 #[test]
 fn a_program_that_only_looks_how_much_has_come_decides_the_same_again() {
     for (interval, payload, rank, checkpoints) in
