@@ -5,7 +5,7 @@ use radic_wire::determinant::Determinant;
 use super::answers::{Front, Input, Receive, Source, Unread, Wait};
 use super::{Observer, Verdict};
 use crate::causes::Causes;
-use crate::connection::{Incoming, Link, Phase, Slot};
+use crate::connection::{Incoming, Link, Slot};
 use crate::error::Error;
 use crate::frames::Deframer;
 use crate::replay::{Ask, Replay};
@@ -21,9 +21,7 @@ impl Observer {
             self.check_voice()?;
             return Ok(Receive::End);
         }
-        if self.must_await_shown(slot)? {
-            return Ok(Receive::Wait(Wait::Peers));
-        }
+        let blocking = blocking || self.connection(slot)?.incoming.owed() > 0;
         match self.consult(thread, Ask::Recv { fd }, blocking)? {
             Verdict::Live => self.receive_live(thread, slot, fd, max, blocking),
             Verdict::Nothing => Ok(Receive::Nothing),
@@ -303,7 +301,8 @@ impl Observer {
             self.check_voice()?;
             return Ok(Receive::End);
         }
-        let verdict = self.consult(thread, Ask::Peek { fd }, blocking)?;
+        let is_owed = self.connection(slot)?.incoming.owed() > 0;
+        let verdict = self.consult(thread, Ask::Peek { fd }, blocking || is_owed)?;
         let connection = self.connection(slot)?;
         let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
         let (offset, in_log) = (incoming.taken, usize::try_from(incoming.in_log()).unwrap_or(usize::MAX));
@@ -313,7 +312,7 @@ impl Observer {
             Verdict::Live if connection.has_no_more() => {
                 return self.handle_peeked_end(thread, fd);
             }
-            Verdict::Live => (max, in_log > 0),
+            Verdict::Live => (max, in_log > 0 || is_owed),
             Verdict::Outcome => match self.outcome()? {
                 Determinant::Peek { len: 0, .. } => {
                     self.handle_served();
@@ -345,10 +344,8 @@ impl Observer {
             self.check_voice()?;
             return Ok(Unread::Told(0));
         }
-        if self.must_await_shown(slot)? {
-            return Ok(Unread::Wait(Wait::Peers));
-        }
-        let verdict = self.consult(thread, Ask::Unread { fd }, false)?;
+        let is_owed = self.connection(slot)?.incoming.owed() > 0;
+        let verdict = self.consult(thread, Ask::Unread { fd }, is_owed)?;
         let connection = self.connection(slot)?;
         let (incoming, in_log, is_up) = (&connection.incoming, connection.incoming.in_log(), connection.link == Link::Up);
         if is_up && in_log == 0 {
@@ -361,7 +358,7 @@ impl Observer {
             Verdict::Live if self.causes.as_ref().is_some_and(Causes::is_full) => {
                 return Ok(Unread::Wait(Wait::Stable(self.journal.end())));
             }
-            Verdict::Live if connection.has_no_more() => 0,
+            Verdict::Live if connection.has_no_more() && !is_owed => 0,
             // A `recv` gets no more at once.
             Verdict::Live if in_log > 0 => in_log,
             Verdict::Live => in_link.max(incoming.owed()),
@@ -397,12 +394,10 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether the log is over, and had told the program of bytes that it had not taken: a call that does not wait finds nothing there before the
-    /// process is live, and these it would have found.
-    #[inline]
-    fn must_await_shown(&mut self, slot: Slot) -> Result<bool, Error> {
-        let is_owed = self.replay.is_some() && self.connection(slot)?.incoming.owed() > 0;
-        Ok(is_owed && self.phase() == Phase::Settled && !self.settle())
+    /// Whether the program was told that there are bytes on `fd` which it has not taken: no call finds nothing there.
+    pub fn is_owed(&self, fd: u32) -> bool {
+        let slot = self.table.slot_of(fd).ok();
+        slot.and_then(|slot| self.table.get(slot)).is_some_and(|connection| connection.incoming.owed() > 0)
     }
 
     /// A look has found the end: the stream's, or that the program has shut down reading and there is nothing.

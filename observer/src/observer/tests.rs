@@ -239,6 +239,25 @@ fn bytes_that_were_shown_are_there() {
     }
 }
 
+/// The log has no more of the thread that knows of these bytes, and has more of another one: it waits for that.
+#[test]
+fn bytes_that_were_shown_are_there_where_another_thread_goes_on() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let (image, begin) = (observer.clone(), observer.journal().end());
+    assert_eq!(observer.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+    let other = observer.begin_thread(7).unwrap();
+    observer.handle_kernel(other, KernelCall::Random, b"four").unwrap();
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    let mut next = catches_up(image, begin, &log);
+    assert!(matches!(next.handle_greeting(&first_greeting(opener, Incarnation::restarted(1))), Ok(Welcome::Link(..))));
+    assert_eq!(next.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+    assert_eq!(next.receive(0, 4, 9, false), Ok(Receive::Wait(Wait::Event)));
+    assert_eq!(next.begin_thread(7), Ok(other));
+    assert_eq!(next.kernel(other, KernelCall::Random, &mut [0; 4]), Ok(Answer::Again(4)));
+    assert!(matches!(next.receive(0, 4, 9, false), Ok(Receive::Take { source: Source::Link, owed: true, .. })));
+}
+
 /// An earlier incarnation wanted nothing more, and this one does all the same. It gets an error, and no other bytes in the place of those that are gone.
 #[test]
 fn what_is_gone_is_not_passed_over() {

@@ -311,13 +311,15 @@ impl Receiving {
         match wait(layer, &[(self.fd, PollFlags::IN)], self.deadline) {
             Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
                 let mut layer = layer::enter_again()?;
-                if error == Errno::TIMEDOUT {
-                    self.nothing(&mut layer).map(|_| layer)
-                } else {
-                    sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, libc::EINTR as u32));
-                    layer.ship();
-                    Err(Errno::INTR)
-                }
+                let told = match error {
+                    Errno::INTR => Errno::INTR,
+                    // Bytes that the program knows of are on their way once more. No call finds nothing there: it fails.
+                    _ if self.filled == 0 && layer.observer.is_owed(self.fd as u32) => Errno::AGAIN,
+                    _ => return self.nothing(&mut layer).map(|_| layer),
+                };
+                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, told.raw_os_error() as u32));
+                layer.ship();
+                Err(told)
             }
             other => other,
         }
