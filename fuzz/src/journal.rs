@@ -107,6 +107,7 @@ fn ask(outcome: &Determinant<'_>) -> Ask {
     match *outcome {
         Determinant::Recv { fd, .. } | Determinant::Eof { fd } => Ask::Recv { fd },
         Determinant::Peek { fd, .. } => Ask::Peek { fd },
+        Determinant::Unread { fd, .. } => Ask::Unread { fd },
         Determinant::Accept { listener, .. } => Ask::Accept { fd: listener },
         Determinant::Connected { fd } => Ask::Connect { fd },
         Determinant::Bound { fd, .. } => Ask::Bind { fd },
@@ -141,6 +142,7 @@ pub fn first() -> Inputs {
         Determinant::Ready { epoll: Some(4), set },
         Determinant::Recv { fd, len: 9_000 },
         Determinant::Peek { fd, len: 1 },
+        Determinant::Unread { fd, len: 80 },
         Determinant::SendPart { fd, len: 3 },
         Determinant::SoError { fd, errno: 111 },
         Determinant::Eof { fd },

@@ -197,6 +197,8 @@ pub struct Incoming {
     pub(crate) consumed: u64,
     /// Bytes given to the program, beyond `consumed` only while a replayed `recv` is put together.
     pub(crate) taken: u64,
+    /// The offset up to which the program was told that there are bytes, which it may not have taken (MSG_PEEK, FIONREAD).
+    pub(crate) shown: u64,
     /// Units that the protector held when this incarnation began: they come from there, not from the link.
     pub(crate) held: u64,
     /// The offset after the last byte, once it is known.
@@ -270,6 +272,18 @@ impl Incoming {
     /// Whether the program was told of the stream's end. The end is an outcome once; each later `recv` finds it again without one.
     pub(crate) fn has_told_end(&self) -> bool {
         self.finish.is_some_and(|finish| finish < self.consumed)
+    }
+
+    /// Bytes of which the program knows that they are there: no call finds nothing before it has taken them.
+    #[inline]
+    pub(crate) fn owed(&self) -> u64 {
+        self.shown.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
+    }
+
+    /// Whether so many bytes are here that have no outcome in the journal, or the stream ends before; `in_link` of them lie in the link's socket.
+    pub(crate) fn has(&self, bytes: u64, in_link: u64) -> bool {
+        let until = self.consumed.saturating_add(bytes).min(self.finish.unwrap_or(u64::MAX));
+        self.taken.saturating_add(self.in_log()).saturating_add(in_link) >= until
     }
 
     /// What takes the bytes of the program out of what arrives on the link.

@@ -53,5 +53,5 @@ pub mod standstill;
 pub use context::{Context, Failure};
 pub use error::Error;
 pub use observer::{
-    Accept, Address, Answer, Config, Cut, Front, Input, Observer, Reading, Ready, Receive, Send, Source, Transmit, Wait,
+    Accept, Address, Answer, Config, Cut, Front, Input, Observer, Reading, Ready, Receive, Send, Source, Transmit, Unread, Wait,
 };

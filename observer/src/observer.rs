@@ -33,7 +33,7 @@ use crate::packed::Packed;
 use crate::payload::PayloadLog;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
-pub use answers::{Accept, Address, Answer, Front, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+pub use answers::{Accept, Address, Answer, Front, Input, Reading, Ready, Receive, Send, Source, Transmit, Unread, Wait};
 pub use images::Cut;
 pub use room::RoomBy;
 

@@ -42,6 +42,11 @@ pub enum Ask {
         /// The descriptor.
         fd: u32,
     },
+    /// How many bytes of a stream can be received.
+    Unread {
+        /// The descriptor.
+        fd: u32,
+    },
     /// A connection.
     Accept {
         /// The listening descriptor.
@@ -92,6 +97,7 @@ impl Ask {
         match self {
             Ask::Recv { .. } => "now it is in a recv that waits",
             Ask::Peek { .. } => "now it is in a recv with MSG_PEEK that waits",
+            Ask::Unread { .. } => "now it is in an ioctl of FIONREAD",
             Ask::Accept { .. } => "now it is in an accept that waits",
             Ask::Bind { .. } => "now it is in a bind",
             Ask::Target { .. } | Ask::Connect { .. } => "now it is in a connect",
@@ -111,6 +117,7 @@ impl Ask {
         match (self, *outcome) {
             (Ask::Recv { fd }, Determinant::Recv { fd: got, .. } | Determinant::Eof { fd: got }) => fd == got,
             (Ask::Peek { fd }, Determinant::Peek { fd: got, .. }) => fd == got,
+            (Ask::Unread { fd }, Determinant::Unread { fd: got, .. }) => fd == got,
             (Ask::Accept { fd }, Determinant::Accept { listener, .. }) => fd == listener,
             (Ask::Bind { fd }, Determinant::Bound { fd: got, .. }) => fd == got,
             (Ask::Target { fd }, Determinant::Target { fd: got, .. }) => fd == got,

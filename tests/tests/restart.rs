@@ -297,6 +297,32 @@ fn a_program_that_goes_by_the_clock_and_by_lots_is_told_the_same_again() {
     }
 }
 
+/// A rank looks for what has come by FIONREAD, or MSG_PEEK, and a sleep alone, and decides by it. Its node dies before its first checkpoint, or it dies itself
+/// after some: it goes on, and what it has said and printed of its decisions is the same. The node of its peer dies: it finds the peer again.
+#[test]
+fn a_program_that_only_looks_how_much_has_come_decides_the_same_again() {
+    for (interval, payload, rank, checkpoints) in
+        [("60", "sender", 1, None), ("60", "log", 1, None), ("0.3", "sender", 1, Some(2)), ("60", "sender", 0, None)]
+    {
+        let cluster = Cluster::start(Kind::Logical, 4);
+        let flags = format!("--nodes n2,n3 --protect on --ckpt-interval {interval} --on-loss fail --payload {payload}");
+        let (job, dir) = pair(&cluster, "net_unread", "unread", &flags);
+        eventually(SOON, "messages have been sent", || dir.join("sent").exists());
+        match checkpoints {
+            Some(checkpoints) => kill(&cluster, rank, checkpoints),
+            None => kill_node_of(&cluster, rank),
+        }
+        let finished = job.wait().expect(0);
+        let of = |side: &str| {
+            finished.stdout().lines().filter_map(|line| line.strip_prefix(side)).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(of("client"), of("server"), "{finished}");
+        assert!(of("client").len() > 300, "{finished}");
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
 /// In its second incarnation a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
 /// restarts from its beginning, or ends with a reason.
 #[test]

@@ -216,6 +216,7 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
     match *determinant {
         Determinant::Recv { fd, len } => ("recv", json!({ "fd": fd, "bytes": len })),
         Determinant::Peek { fd, len } => ("peek", json!({ "fd": fd, "bytes": len })),
+        Determinant::Unread { fd, len } => ("unread", json!({ "fd": fd, "bytes": len })),
         Determinant::Eof { fd } => ("eof", json!({ "fd": fd })),
         Determinant::Errno { fd, call, errno } => {
             ("errno", json!({ "fd": fd, "call": format!("{call:?}").to_lowercase(), "errno": errno }))

@@ -292,6 +292,13 @@ pub enum Determinant<'a> {
         /// Bytes.
         len: u32,
     },
+    /// `ioctl(FIONREAD)` said that this many bytes can be received, never 0; the stream stands where it stood.
+    Unread {
+        /// The program's descriptor.
+        fd: u32,
+        /// Bytes.
+        len: u32,
+    },
     /// `recv` gave the end of the stream.
     Eof {
         /// The program's descriptor.
@@ -445,7 +452,7 @@ pub const CLOCK_NAMES: [&str; CLOCKS] = [
 ];
 
 /// The calls of the program that have outcomes, as a message names them.
-pub const CALLS: [&str; 22] = [
+pub const CALLS: [&str; 23] = [
     "no call",
     "recv",
     "recv with MSG_PEEK",
@@ -468,6 +475,7 @@ pub const CALLS: [&str; 22] = [
     "getrusage",
     "times",
     "read of the process manager's answer",
+    "ioctl of FIONREAD",
 ];
 
 impl<'a> Determinant<'a> {
@@ -513,6 +521,7 @@ impl<'a> Determinant<'a> {
             Determinant::Errno { call, .. } => 11 + *call as usize,
             Determinant::Time { .. } => 17,
             Determinant::Kernel { call, .. } => 18 + *call as usize,
+            Determinant::Unread { .. } => 22,
             Determinant::Refused { .. }
             | Determinant::Empty { .. }
             | Determinant::Sent { .. }
@@ -589,6 +598,11 @@ impl<'a> Determinant<'a> {
                 head(out, 15, REFUSED + u64::from(opened_here));
                 connection.write(out);
             }
+            Determinant::Unread { fd, len } => {
+                head(out, 15, UNREAD);
+                out.varint(u64::from(fd));
+                out.varint(u64::from(len));
+            }
         }
     }
 
@@ -651,6 +665,7 @@ impl<'a> Determinant<'a> {
             _ if arg == REFUSED || arg == REFUSED + 1 => {
                 Determinant::Refused { connection: ConnectionId::read(from)?, opened_here: arg > REFUSED }
             }
+            _ if arg == UNREAD => Determinant::Unread { fd: narrow(from)?, len: narrow(from)? },
             _ => {
                 let call = arg.checked_sub(KERNEL).and_then(|place| KernelCall::ALL.get(usize::try_from(place).ok()?));
                 let call = *call.ok_or(from.malformed("no such determinant"))?;
@@ -669,6 +684,8 @@ const TIME: u64 = 4;
 const KERNEL: u64 = TIME + CLOCKS as u64;
 /// After the calls that the kernel answers: of an end that was accepted, then of one that was opened.
 const REFUSED: u64 = KERNEL + KernelCall::ALL.len() as u64;
+/// After that.
+const UNREAD: u64 = REFUSED + 2;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     match arg {

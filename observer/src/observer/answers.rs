@@ -65,6 +65,15 @@ pub enum Receive {
     Wait(Wait),
 }
 
+/// The answer to the question how many bytes can be received (FIONREAD).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unread {
+    /// This many; 0: the call has found nothing.
+    Told(usize),
+    /// Not yet.
+    Wait(Wait),
+}
+
 /// The answer to a `send`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Send {

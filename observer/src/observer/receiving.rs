@@ -1,14 +1,17 @@
-//! Calls that receive: `recv` and its kin, a look with `MSG_PEEK`, the shutdown of reading, and standard input.
+//! Calls that receive: `recv` and its kin, a look with `MSG_PEEK`, the question how much there is, the shutdown of reading, and standard input.
 
 use radic_wire::determinant::Determinant;
 
-use super::answers::{Front, Input, Receive, Source, Wait};
+use super::answers::{Front, Input, Receive, Source, Unread, Wait};
 use super::{Observer, Verdict};
 use crate::causes::Causes;
 use crate::connection::{Incoming, Link, Slot};
 use crate::error::Error;
 use crate::frames::Deframer;
 use crate::replay::{Ask, Replay};
+
+/// Of the bytes that are promised to the program on the way back, so many lie in a socket before it is told. Every socket has room for them.
+const LIES_THERE: u64 = 32 << 10;
 
 impl Observer {
     /// `recv` of at most `max` bytes (above 0) on `fd`.
@@ -18,6 +21,7 @@ impl Observer {
             self.check_voice()?;
             return Ok(Receive::End);
         }
+        let blocking = blocking || self.connection(slot)?.incoming.owed() > 0;
         match self.consult(thread, Ask::Recv { fd }, blocking)? {
             Verdict::Live => self.receive_live(thread, slot, fd, max, blocking),
             Verdict::Nothing => Ok(Receive::Nothing),
@@ -33,7 +37,7 @@ impl Observer {
         let (incoming, room) = (&connection.incoming, self.payload.room());
         let is_live = self.replay.is_none() && self.fenced.is_none() && self.journal.has_room();
         // No end is known: it was not told, and is not next.
-        let goes_on = incoming.finish.is_none() && incoming.in_log() == 0 && connection.link == Link::Up;
+        let goes_on = incoming.finish.is_none() && incoming.in_log() == 0 && incoming.owed() == 0 && connection.link == Link::Up;
         let is_within = room > 0 && !self.causes.as_ref().is_some_and(Causes::is_full);
         (is_live && goes_on && is_within && connection.expect_link().is_ok()).then_some(max.min(room))
     }
@@ -42,7 +46,7 @@ impl Observer {
         let room = self.payload.room();
         let connection = self.connection(slot)?;
         let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
-        let (offset, from_log) = (incoming.taken, incoming.in_log());
+        let (offset, from_log, owed) = (incoming.taken, incoming.in_log(), incoming.owed() > 0);
         if from_log > 0 {
             let len = max.min(usize::try_from(from_log).unwrap_or(usize::MAX));
             return Ok(Receive::Take { source: Source::Log, stream, offset, len, owed: true });
@@ -59,9 +63,9 @@ impl Observer {
         match link {
             Link::Up => {
                 connection.expect_link()?;
-                Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed: false })
+                Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed })
             }
-            _ if blocking => Ok(Receive::Wait(Wait::Event)),
+            _ if blocking || owed => Ok(Receive::Wait(Wait::Event)),
             _ => self.handle_nothing(thread).map(|()| Receive::Nothing),
         }
     }
@@ -297,7 +301,8 @@ impl Observer {
             self.check_voice()?;
             return Ok(Receive::End);
         }
-        let verdict = self.consult(thread, Ask::Peek { fd }, blocking)?;
+        let is_owed = self.connection(slot)?.incoming.owed() > 0;
+        let verdict = self.consult(thread, Ask::Peek { fd }, blocking || is_owed)?;
         let connection = self.connection(slot)?;
         let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
         let (offset, in_log) = (incoming.taken, usize::try_from(incoming.in_log()).unwrap_or(usize::MAX));
@@ -307,7 +312,7 @@ impl Observer {
             Verdict::Live if connection.has_no_more() => {
                 return self.handle_peeked_end(thread, fd);
             }
-            Verdict::Live => (max, in_log > 0),
+            Verdict::Live => (max, in_log > 0 || is_owed),
             Verdict::Outcome => match self.outcome()? {
                 Determinant::Peek { len: 0, .. } => {
                     self.handle_served();
@@ -331,6 +336,70 @@ impl Observer {
         })
     }
 
+    /// How many bytes can be received on `fd` without waiting (FIONREAD). In the socket of its link there are `in_link` now, which depend on
+    /// these causes. 0 is an empty outcome: also at the end of the stream, which only a `recv` tells.
+    pub fn unread(&mut self, thread: u32, fd: u32, (in_link, causes): (u64, &[u8])) -> Result<Unread, Error> {
+        let slot = self.table.slot_of(fd)?;
+        if self.connection(slot)?.incoming.has_told_end() {
+            self.check_voice()?;
+            return Ok(Unread::Told(0));
+        }
+        let is_owed = self.connection(slot)?.incoming.owed() > 0;
+        let verdict = self.consult(thread, Ask::Unread { fd }, is_owed)?;
+        let connection = self.connection(slot)?;
+        let (incoming, in_log, is_up) = (&connection.incoming, connection.incoming.in_log(), connection.link == Link::Up);
+        if is_up && in_log == 0 {
+            connection.expect_link()?;
+        }
+        let in_link = if is_up { in_link } else { 0 };
+        let told = match verdict {
+            Verdict::Wait(wait) => return Ok(Unread::Wait(wait)),
+            Verdict::Nothing => return Ok(Unread::Told(0)),
+            Verdict::Live if self.causes.as_ref().is_some_and(Causes::is_full) => {
+                return Ok(Unread::Wait(Wait::Stable(self.journal.end())));
+            }
+            Verdict::Live if connection.has_no_more() && !is_owed => 0,
+            // A `recv` gets no more at once.
+            Verdict::Live if in_log > 0 => in_log,
+            Verdict::Live => in_link.max(incoming.owed()),
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Unread { len, .. } if !incoming.has(u64::from(len).min(LIES_THERE), in_link) => {
+                    return Ok(Unread::Wait(Wait::Event));
+                }
+                Determinant::Unread { len, .. } => u64::from(len),
+                _ => return Err(self.diverged("an ioctl of FIONREAD had another kind of outcome then")),
+            },
+        };
+        self.tell_unread(thread, (slot, fd), u32::try_from(told).unwrap_or(u32::MAX), causes)
+    }
+
+    /// The program is told of so many bytes, and depends on what they depend on.
+    fn tell_unread(&mut self, thread: u32, (slot, fd): (Slot, u32), len: u32, causes: &[u8]) -> Result<Unread, Error> {
+        if len == 0 {
+            return self.handle_nothing(thread).map(|()| Unread::Told(0));
+        }
+        self.keep_peeked(slot, causes)?;
+        self.note_shown(fd, u64::from(len))?;
+        match self.replay {
+            Some(_) => self.handle_served(),
+            None => self.journal.append(thread, &Determinant::Unread { fd, len })?,
+        }
+        Ok(Unread::Told(len as usize))
+    }
+
+    /// The program knows of this many bytes that it has not taken.
+    fn note_shown(&mut self, fd: u32, len: u64) -> Result<(), Error> {
+        let incoming = &mut self.table.on(fd)?.incoming;
+        incoming.shown = incoming.shown.max(incoming.consumed + len);
+        Ok(())
+    }
+
+    /// Whether the program was told that there are bytes on `fd` which it has not taken: no call finds nothing there.
+    pub fn is_owed(&self, fd: u32) -> bool {
+        let slot = self.table.slot_of(fd).ok();
+        slot.and_then(|slot| self.table.get(slot)).is_some_and(|connection| connection.incoming.owed() > 0)
+    }
+
     /// A look has found the end: the stream's, or that the program has shut down reading and there is nothing.
     pub fn handle_peeked_end(&mut self, thread: u32, fd: u32) -> Result<Receive, Error> {
         self.journal.append(thread, &Determinant::Peek { fd, len: 0 })?;
@@ -344,11 +413,13 @@ impl Observer {
         match self.replay.as_ref().and_then(Replay::outcome) {
             Some(Determinant::Peek { len: then, .. }) if then > len => return Ok(None),
             Some(Determinant::Peek { len: then, .. }) => {
+                self.note_shown(fd, u64::from(then))?;
                 self.handle_served();
                 return Ok(Some(then as usize));
             }
             _ => self.journal.append(thread, &Determinant::Peek { fd, len })?,
         }
+        self.note_shown(fd, u64::from(len))?;
         Ok(Some(len as usize))
     }
 

@@ -7,7 +7,7 @@ use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
-use super::answers::{Answer, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+use super::answers::{Answer, Input, Reading, Ready, Receive, Send, Source, Transmit, Unread, Wait};
 use super::{Config, Observer, RoomBy};
 use crate::causes::Bounds;
 use crate::connection::{Link, Phase, Waits, Welcome};
@@ -161,6 +161,105 @@ fn a_shutdown_of_reading_is_no_end_of_the_stream() {
     assert_eq!(next.peek(0, 4, 100, true), Ok(Receive::End));
     assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::Wait(Wait::Event)), "bytes that have to come again");
     assert_eq!(next.table().get(0).unwrap().incoming().finish(), None);
+}
+
+/// The next incarnation of a process with the image, which has all of its log from `begin` on.
+fn catches_up(image: Observer, begin: u64, log: &[u8]) -> Observer {
+    let mut next = image;
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    next.handle_protector(&FromProtector::Journal { position: begin, bytes: log }).unwrap();
+    next
+}
+
+/// How much can be received is told again as it was told then, after as many questions that found nothing, and once that much is there.
+#[test]
+fn what_fionread_says_is_said_again() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let (image, begin) = (observer.clone(), observer.journal().end());
+    let asks = |observer: &mut Observer, there| observer.unread(0, 4, (there, &[])).unwrap();
+    for there in [0, 0, 5] {
+        assert_eq!(asks(&mut observer, there), Unread::Told(there as usize));
+    }
+    let begun = observer.journal().end();
+    assert_eq!(observer.handle_received(0, 4, Source::Link, b"12"), Ok(Some(2)));
+    assert_eq!(
+        [0, 0, 3].map(|there| asks(&mut observer, there)),
+        [Unread::Told(3); 3],
+        "the link may be gone, but not these bytes"
+    );
+    assert_eq!(observer.handle_received(0, 4, Source::Link, b"345"), Ok(Some(3)));
+    assert!(begun - begin < 12, "it is short");
+    assert_eq!(asks(&mut observer, 0), Unread::Told(0));
+    let log = observer.poll_journal().unwrap().head.to_vec();
+
+    let mut next = catches_up(image, begin, &log);
+    assert_eq!([9, 9].map(|there| asks(&mut next, there)), [Unread::Told(0); 2], "found nothing then, whatever is there by now");
+    assert_eq!(asks(&mut next, 9), Unread::Wait(Wait::Event), "there is no link yet");
+    assert!(matches!(next.handle_greeting(&first_greeting(opener, Incarnation::restarted(1))), Ok(Welcome::Link(..))));
+    assert_eq!(asks(&mut next, 4), Unread::Wait(Wait::Event), "less than was promised");
+    assert_eq!(asks(&mut next, 9), Unread::Told(5));
+    assert!(matches!(next.receive(0, 4, 9, false), Ok(Receive::Take { len: 2, owed: true, .. })));
+    assert_eq!(next.handle_received(0, 4, Source::Link, b"12"), Ok(Some(2)));
+    assert_eq!([7; 3].map(|there| asks(&mut next, there)), [Unread::Told(3); 3]);
+    assert!(matches!(next.receive(0, 4, 9, false), Ok(Receive::Take { len: 3, owed: true, .. })));
+    assert_eq!(next.handle_received(0, 4, Source::Link, b"345"), Ok(Some(3)));
+    assert_eq!((next.left_of_log(), asks(&mut next, 0)), (0, Unread::Told(0)));
+}
+
+/// The log ends where the program knows of bytes that it has not taken. No call of the next incarnation finds nothing there, though its peer is not
+/// back yet: it waits, as it did not have to then.
+#[test]
+fn bytes_that_were_shown_are_there() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    for peeks in [false, true] {
+        let mut observer = reader(opener);
+        let (image, begin) = (observer.clone(), observer.journal().end());
+        if peeks {
+            assert!(matches!(observer.peek(0, 4, 9, false), Ok(Receive::Take { owed: false, .. })));
+            assert_eq!(observer.handle_peeked(0, 4, 5), Ok(Some(5)));
+        } else {
+            assert_eq!(observer.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+        }
+        assert_eq!(observer.takes_from_link(4, 9), None, "the socket may have none of them");
+        assert!(matches!(observer.receive(0, 4, 9, false), Ok(Receive::Take { source: Source::Link, len: 9, owed: true, .. })));
+        let log = observer.poll_journal().unwrap().head.to_vec();
+
+        let mut next = catches_up(image, begin, &log);
+        let back = |settled| Greeting { settled, ..first_greeting(opener, Incarnation::restarted(1)) };
+        assert!(matches!(next.handle_greeting(&back(false)), Ok(Welcome::Link(..))));
+        if peeks {
+            assert!(matches!(next.peek(0, 4, 9, false), Ok(Receive::Take { len: 5, owed: true, .. })));
+            assert_eq!(next.handle_peeked(0, 4, 5), Ok(Some(5)));
+        } else {
+            assert_eq!(next.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+        }
+        assert_eq!((next.phase(), next.waits()), (Phase::Settled, Waits::CatchesUp));
+        assert_eq!(next.receive(0, 4, 9, false), Ok(Receive::Wait(Wait::Peers)));
+        assert_eq!(next.unread(0, 4, (5, &[])), Ok(Unread::Wait(Wait::Peers)));
+        assert!(matches!(next.handle_greeting(&Greeting { attempt: 1, ..back(true) }), Ok(Welcome::Link(..))));
+        assert!(matches!(next.receive(0, 4, 9, false), Ok(Receive::Take { source: Source::Link, owed: true, .. })));
+        assert_eq!(next.phase(), Phase::Live);
+    }
+}
+
+/// The log has no more of the thread that knows of these bytes, and has more of another one: it waits for that.
+#[test]
+fn bytes_that_were_shown_are_there_where_another_thread_goes_on() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let (image, begin) = (observer.clone(), observer.journal().end());
+    assert_eq!(observer.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+    let other = observer.begin_thread(7).unwrap();
+    observer.handle_kernel(other, KernelCall::Random, b"four").unwrap();
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    let mut next = catches_up(image, begin, &log);
+    assert!(matches!(next.handle_greeting(&first_greeting(opener, Incarnation::restarted(1))), Ok(Welcome::Link(..))));
+    assert_eq!(next.unread(0, 4, (5, &[])), Ok(Unread::Told(5)));
+    assert_eq!(next.receive(0, 4, 9, false), Ok(Receive::Wait(Wait::Event)));
+    assert_eq!(next.begin_thread(7), Ok(other));
+    assert_eq!(next.kernel(other, KernelCall::Random, &mut [0; 4]), Ok(Answer::Again(4)));
+    assert!(matches!(next.receive(0, 4, 9, false), Ok(Receive::Take { source: Source::Link, owed: true, .. })));
 }
 
 /// An earlier incarnation wanted nothing more, and this one does all the same. It gets an error, and no other bytes in the place of those that are gone.

@@ -3,9 +3,12 @@
 use std::ffi::{c_int, c_uint, c_ulong};
 
 use super::result::finish_int;
-use crate::fds::{self, Kind};
+use crate::fds::{self, Kind, is_connection};
 use crate::ops::{descriptor, socket};
-use crate::{layer, phase, real};
+use crate::{layer, phase, pointers, real};
+
+/// Bytes that were not sent yet, of `linux/sockios.h`; SIOCINQ and SIOCOUTQ there are FIONREAD and TIOCOUTQ.
+const SIOCOUTQNSD: c_ulong = 0x894B;
 
 hooks! {
     unsafe fn close(fd: c_int) -> c_int => on_close {
@@ -36,7 +39,8 @@ hooks! {
 
     // As fcntl.
     unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => on_ioctl {
-        after_ioctl(fd, request, argument, unsafe { real!(ioctl)(fd, request, argument) })
+        let told = unsafe { told_count(fd, request, argument as *mut c_int) };
+        told.unwrap_or_else(|| after_ioctl(fd, request, argument, unsafe { real!(ioctl)(fd, request, argument) }))
     }
 }
 
@@ -118,12 +122,19 @@ fn after_ioctl(fd: c_int, request: c_ulong, argument: c_ulong, result: c_int) ->
         // The kernel has read it there.
         descriptor::set_blocking(fd, unsafe { (argument as *const c_int).read_unaligned() } == 0);
     }
-    if result >= 0
-        && request == libc::FIONREAD
-        && let Some(unread) = socket::unread(fd)
-    {
-        // The kernel has written it there, and has counted headers, too.
-        unsafe { (argument as *mut c_int).write_unaligned(unread) };
-    }
     result
+}
+
+/// Tells how much a protected connection holds, if that is what is asked. The kernel is not asked: it counts headers, too, and its answer is in no log.
+unsafe fn told_count(fd: c_int, request: c_ulong, place: *mut c_int) -> Option<c_int> {
+    let count = match request {
+        libc::FIONREAD => socket::unread,
+        libc::TIOCOUTQ | SIOCOUTQNSD => socket::unsent,
+        _ => return None,
+    };
+    if !is_connection(fd) || !pointers::is_writable(place, size_of::<c_int>()) {
+        return None;
+    }
+    unsafe { place.write_unaligned(count(fd)?) };
+    Some(0)
 }

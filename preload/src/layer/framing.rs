@@ -153,22 +153,36 @@ impl Layer {
 
     /// Bytes of the program that lie in the socket of a link.
     pub fn unread(&self, slot: Slot, socket: BorrowedFd<'_>) -> u64 {
+        self.look_at_unread(slot, socket).map_or(0, |(unread, _)| unread)
+    }
+
+    /// The same for the program's own question, with what these bytes depend on. It expects that many of its next call.
+    pub fn unread_by_program(&mut self, slot: Slot, socket: BorrowedFd<'_>) -> (u64, Vec<u8>) {
+        if let Some(deframer) = self.observer.deframer(slot) {
+            deframer.expect_more(true);
+        }
+        let looked = self.look_at_unread(slot, socket);
+        looked.map_or((0, Vec::new()), |(unread, looked)| (unread, looked.causes().to_vec()))
+    }
+
+    /// What takes the program's bytes out has seen what lies there, too. None: nothing lies there.
+    fn look_at_unread(&self, slot: Slot, socket: BorrowedFd<'_>) -> Option<(u64, Deframer)> {
         let raw = rustix::io::ioctl_fionread(socket).unwrap_or(0);
-        let Some(connection) = self.observer.table().get(slot) else { return 0 };
-        let deframer = connection.incoming().deframer();
+        let deframer = self.observer.table().get(slot)?.incoming().deframer();
         if raw == 0 && !deframer.has_ahead() {
-            return 0;
+            return None;
         }
         let mut deframer = deframer.clone();
         let mut bytes = deframer.give_back_ahead();
         if deframer.left() >= bytes.len() as u64 + raw {
-            return bytes.len() as u64 + raw;
+            return Some((bytes.len() as u64 + raw, deframer));
         }
         if raw > 0 {
             let looked = look(socket, usize::try_from(raw).unwrap_or(usize::MAX).min(LOOKED_AT));
             bytes.extend(looked.unwrap_or_default());
         }
-        deframer.unframe(&mut bytes).unwrap_or(0) as u64
+        let unread = deframer.unframe(&mut bytes).unwrap_or(0) as u64;
+        Some((unread, deframer))
     }
 
     /// Lets the frame under way leave from these buffers of the program, of which the first `skip` bytes have left: at most this

@@ -19,7 +19,7 @@ use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, ProgramEnd, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, sockopt};
+use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
 use super::{Arrived, Layer, Lingering};
 use crate::ending::{fail, sure};
@@ -472,6 +472,17 @@ impl Layer {
         if !self.is_refused(slot) {
             let error = sockopt::socket_error(sys::borrow(fd)).ok().and_then(Result::err);
             self.link_ended(slot, reset(error.unwrap_or(Errno::CONNRESET)));
+        }
+    }
+
+    /// The program asks again and again how much it could receive (FIONREAD), and makes no call that would find that the link's socket has ended.
+    pub fn look_for_end(&mut self, fd: i32) {
+        let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        match looked {
+            _ if self.replayer.is_some() => {}
+            Ok((_, 0)) => self.examine(fd, false),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.examine(fd, true),
         }
     }
 

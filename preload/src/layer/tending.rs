@@ -109,6 +109,18 @@ impl Layer {
             return replayer.handle_nothing(&self.observer);
         }
         counters::add(Counter::Empty, 1);
+        self.tend_while_waiting();
+    }
+
+    /// A call has found something, and is perhaps made again and again until there is more.
+    pub fn note_waiting(&mut self) {
+        if self.replayer.is_none() {
+            self.tend_while_waiting();
+        }
+    }
+
+    #[inline]
+    fn tend_while_waiting(&mut self) {
         self.idle += 1;
         self.ship_payload_in_passing();
         // While a link is down the process looks after everything sooner: what it looks for may come only if it does.

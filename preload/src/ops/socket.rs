@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::connection::{Connection, Link, Slot};
 use radic_observer::links::Ending;
-use radic_observer::{Observer, Receive, Send, Source, Transmit, Wait};
+use radic_observer::{Observer, Receive, Send, Source, Transmit, Unread, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use super::waiting::{take_turns, takes_turns, wait, wait_awhile};
 use crate::buffers::{clip_mut, pieces};
 use crate::counters::{self, Counter};
 use crate::ending::sure;
-use crate::fds::{self, Kind, Mark};
+use crate::fds::{self, Mark};
 use crate::layer::{self, Held, Layer};
 use crate::links::reset;
 use crate::{starved, sys};
@@ -68,18 +68,38 @@ pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Resu
     Some(Receiving { fd, how, thread: layer.thread(), total, filled: 0, told: 0, deadline: None }.run(layer, buffers))
 }
 
-/// Bytes that can be received on `fd` without waiting (FIONREAD). None: it is no protected connection.
+/// Bytes that can be received on the protected connection `fd` without waiting (FIONREAD). None: the layer does not watch; the call passes through.
 pub fn unread(fd: i32) -> Option<i32> {
-    if !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
-        return None;
-    }
     let mut layer = layer::enter_for_connection()?;
-    let fd = layer.primary(fd);
-    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
-    if let Some(deframer) = layer.observer.deframer(slot) {
-        deframer.expect_more(true);
+    let (fd, thread) = (layer.primary(fd), layer.thread());
+    loop {
+        let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+        let (in_link, causes) = layer.unread_by_program(slot, sys::borrow(fd));
+        match sure(layer.observer.unread(thread, fd as u32, (in_link, &causes))) {
+            Unread::Told(0) => {
+                if layer.is_time_to_tend() {
+                    layer.look_for_end(fd);
+                }
+                layer.note_nothing();
+                return Some(0);
+            }
+            Unread::Told(count) => {
+                counters::add(Counter::Events, 1);
+                // It may wait for more of them.
+                layer.note_waiting();
+                return Some(i32::try_from(count).unwrap_or(i32::MAX));
+            }
+            Unread::Wait(other) => layer = take_turns(layer, other).ok()?,
+        }
     }
-    Some(i32::try_from(layer.unread(slot, sys::borrow(fd))).unwrap_or(i32::MAX))
+}
+
+/// Bytes that wait on the protected connection `fd` to be sent (SIOCOUTQNSD) or acknowledged (SIOCOUTQ): always none, for the outbox has them, and
+/// they arrive whatever dies. None: the layer does not watch; the call passes through.
+pub fn unsent(fd: i32) -> Option<i32> {
+    let mut layer = layer::enter_for_connection()?;
+    layer.note_waiting();
+    Some(0).filter(|_| layer.observer.table().slot_of(layer.primary(fd) as u32).is_ok())
 }
 
 struct Receiving {
@@ -152,8 +172,13 @@ impl Receiving {
             Receive::Take { source: Source::Log, stream, offset, len, .. } => {
                 let room = &mut clip_mut(buffers, self.filled, len);
                 let got = layer.fetch_payload(stream, offset, room);
-                if self.report(&mut layer, buffers, Source::Log, got).is_some() {
+                let more = if self.how.peek && got == len { self.peek_past_log(&mut layer, buffers, got) } else { 0 };
+                if self.report(&mut layer, buffers, Source::Log, got + more).is_some() {
                     return Ok((layer, Next::Over));
+                }
+                if self.how.peek {
+                    // In the recorded run more was there.
+                    layer = take_turns(layer, Wait::Event)?;
                 }
             }
             Receive::End => {
@@ -168,6 +193,18 @@ impl Receiving {
             Receive::Wait(other) => layer = take_turns(layer, other)?,
         }
         Ok((layer, Next::Again))
+    }
+
+    /// Looks at what follows the first `seen` bytes, which are all that the protector's log has. On the way back a call was told
+    /// of more than that, if the program had taken only a part of it before the end. Returns how many bytes follow.
+    fn peek_past_log(&self, layer: &mut Layer, buffers: &mut [IoSliceMut<'_>], seen: usize) -> usize {
+        let slot = sure(layer.observer.table().slot_of(self.fd as u32));
+        let is_up = layer.observer.table().get(slot).is_some_and(|connection| connection.link() == Link::Up);
+        if !is_up || !layer.observer.is_replaying() || seen == self.total {
+            return 0;
+        }
+        let room = &mut clip_mut(buffers, seen, self.total - seen);
+        layer.peek_link(slot, sys::borrow(self.fd), room, self.total - seen).unwrap_or(0)
     }
 
     /// Takes bytes from the socket, if there are any.
@@ -274,13 +311,15 @@ impl Receiving {
         match wait(layer, &[(self.fd, PollFlags::IN)], self.deadline) {
             Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
                 let mut layer = layer::enter_again()?;
-                if error == Errno::TIMEDOUT {
-                    self.nothing(&mut layer).map(|_| layer)
-                } else {
-                    sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, libc::EINTR as u32));
-                    layer.ship();
-                    Err(Errno::INTR)
-                }
+                let told = match error {
+                    Errno::INTR => Errno::INTR,
+                    // Bytes that the program knows of are on their way once more. No call finds nothing there: it fails.
+                    _ if self.filled == 0 && layer.observer.is_owed(self.fd as u32) => Errno::AGAIN,
+                    _ => return self.nothing(&mut layer).map(|_| layer),
+                };
+                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, told.raw_os_error() as u32));
+                layer.ship();
+                Err(told)
             }
             other => other,
         }

@@ -13,6 +13,8 @@ const EARLY: u64 = 32;
 const CLOCK: u64 = 8;
 /// Of so many calls one draws random bytes.
 const RANDOM: u64 = 32;
+/// Of so many calls one looks how much it could receive, in a program that does.
+const LOOK: u64 = 4;
 /// Of so many calls one reads standard input.
 const INPUT: u64 = 16;
 /// Of so many calls one closes the listener.
@@ -23,6 +25,8 @@ pub struct Socket {
     pub fd: u32,
     pub sent: u64,
     pub received: u64,
+    /// The offset up to which it was told that there are bytes.
+    pub shown: u64,
     pub finished: bool,
     pub ended: bool,
     pub closed: bool,
@@ -59,6 +63,8 @@ pub struct App {
     opened: usize,
     /// Whether another thread is to take every second connection.
     pub forks: bool,
+    /// Whether it looks how much it could receive.
+    pub looks: bool,
     /// Whether it reads standard input, up to its end.
     pub reads_input: bool,
     /// Bytes of standard input that it has read.
@@ -99,6 +105,10 @@ pub enum Op {
     Poll {
         blocking: bool,
     },
+    /// Looks how much it could receive.
+    Look {
+        socket: usize,
+    },
     Receive {
         socket: usize,
         max: usize,
@@ -127,7 +137,7 @@ pub fn mix(state: u64, value: u64) -> u64 {
 
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
-        let (closes, calls_again, sockets, opened, forks, reads_input, input) = Default::default();
+        let (closes, calls_again, sockets, opened, forks, looks, reads_input, input) = Default::default();
         let (listening, state) = (Listening::Never, mix(seed, 0));
         App {
             connects,
@@ -140,6 +150,7 @@ impl App {
             sockets,
             opened,
             forks,
+            looks,
             reads_input,
             input,
             state,
@@ -201,6 +212,9 @@ impl App {
         }
         let socket = (dice >> 8) as usize % self.sockets.len();
         let this = &self.sockets[socket];
+        if self.looks && !this.ended && (dice >> 32).is_multiple_of(LOOK) {
+            return Op::Look { socket };
+        }
         let early = this.sent > 0 && (dice >> 40).is_multiple_of(EARLY);
         if !this.finished && (this.sent == self.quota || this.is_late || early) {
             return Op::Finish { socket };
@@ -262,7 +276,7 @@ impl App {
         let (finished, ended, closed) = (false, false, false);
         let is_late = self.opened >= self.connects.len() + self.accepts;
         self.opened += 1;
-        self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed, is_late });
+        self.sockets.push(Socket { fd, sent: 0, received: 0, shown: 0, finished, ended, closed, is_late });
         self.calls_again &= !is_late;
     }
 
@@ -290,6 +304,13 @@ impl App {
     pub fn handle_accepted(&mut self, fd: u32, number: u64) {
         self.open(fd);
         self.fold(number + 100);
+    }
+
+    /// So many bytes are there, and not none.
+    pub fn handle_look(&mut self, socket: usize, count: usize) {
+        let socket = &mut self.sockets[socket];
+        socket.shown = socket.shown.max(socket.received + count as u64);
+        self.fold(count as u64 + 200);
     }
 
     pub fn handle_received(&mut self, socket: usize, bytes: &[u8]) {

@@ -48,6 +48,7 @@ proptest! {
         for determinant in [
             Determinant::Recv { fd: a, len: b },
             Determinant::Peek { fd: a, len: b },
+            Determinant::Unread { fd: a, len: b },
             Determinant::Eof { fd: a },
             Determinant::Errno { fd: a, call, errno: b },
             Determinant::Accept { listener: a, fd: b, connection: connection(big), peer: v4 },

@@ -86,6 +86,8 @@ pub struct Plan {
     pub executes: bool,
     /// Whether rank 1 closes its listener when it has accepted all.
     pub closes: bool,
+    /// Whether programs look how much they could receive (FIONREAD).
+    pub looks: bool,
     /// Whether no process waits before it sends: what bytes depend on goes with them.
     pub causal: bool,
     /// Whether what a process receives from others of the job stays with its senders.
@@ -208,6 +210,7 @@ impl Plan {
             meets: threads && meets(seed),
             executes,
             closes: closes(seed, threads),
+            looks: Dice::new(seed ^ 0x100c5).one_in(4),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
@@ -245,6 +248,7 @@ impl Plan {
             meets: threads && meets(seed),
             executes,
             closes: closes(seed, threads),
+            looks: Dice::new(seed ^ 0x100c5).one_in(4),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
@@ -316,6 +320,7 @@ impl Plan {
         let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
         let mut app = App::new(self.seed, connects, rank as usize, self.quota, rank == 0);
         (app.forks, app.reads_input) = (self.threads, rank == 0);
+        app.looks = self.looks;
         (app.closes, app.calls_again) = (self.closes && rank == 1, self.closes && rank == 0);
         app
     }

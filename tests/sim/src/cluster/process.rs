@@ -164,12 +164,18 @@ impl Lib {
 
     /// Bytes of the program that lie in the socket of this end.
     pub fn unread(&self, end: StreamId) -> u64 {
+        self.look_at_unread(end).0
+    }
+
+    /// The same, with what they depend on.
+    pub fn look_at_unread(&self, end: StreamId) -> (u64, Vec<u8>) {
         let incoming = self.observer.table().find_end(end.connection, end.from_opener);
         let incoming = incoming.and_then(|slot| self.observer.table().get(slot)).map(Connection::incoming);
-        incoming.map_or(0, |incoming| {
+        incoming.map_or((0, Vec::new()), |incoming| {
             let mut deframer = incoming.deframer().clone();
             let mut bytes = [deframer.give_back_ahead(), self.sockets.unread(end)].concat();
-            deframer.unframe(&mut bytes).unwrap_or(0) as u64
+            let unread = deframer.unframe(&mut bytes).unwrap_or(0) as u64;
+            (unread, deframer.causes().to_vec())
         })
     }
 

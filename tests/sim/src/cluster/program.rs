@@ -9,7 +9,7 @@ use radic_observer::listener::Listeners;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
 use radic_observer::standstill::{Asked, Standstill};
-use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source, Wait};
+use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source, Unread, Wait};
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
@@ -18,7 +18,7 @@ use radic_wire::process::{ProgramEnd, ToNode};
 use super::locks::Lock;
 use super::plan::Plan;
 use super::world::World;
-use crate::app::{App, Op, mix};
+use crate::app::{App, Op, Socket, mix};
 
 /// Calls of a program's first thread after which it is through with its start.
 const STARTED: u64 = 8;
@@ -208,6 +208,7 @@ impl World {
             Op::Connect { fd, peer, blocking } => self.app_connect(caller, fd, peer, blocking),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
             Op::Poll { blocking } => self.app_poll(caller, blocking),
+            Op::Look { socket } => self.app_look(caller, socket),
             Op::Receive { socket, max, blocking } => self.app_receive(caller, socket, max, blocking),
             Op::Send { socket, bytes, blocking } => self.send_bytes(caller, socket, &bytes, blocking, 0),
             Op::Finish { socket } => self.app_finish(caller, socket),
@@ -393,6 +394,30 @@ impl World {
         Ok(())
     }
 
+    /// Looks how much it could receive.
+    fn app_look(&mut self, (pid, thread): Caller, socket: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let Socket { fd, received, .. } = lib.program.threads[thread].app.sockets[socket];
+        let slot = lib.observer.table().slot_of(fd)?;
+        let connection = lib.observer.table().get(slot).expect("it is open");
+        let (stream, end, wanted) = (connection.stream_in(), connection.stream_out(), connection.incoming().wanted());
+        let (there, causes) = lib.look_at_unread(end);
+        match lib.observer.unread(thread as u32, fd, (there, &causes))? {
+            Unread::Told(0) => return self.found_nothing((pid, thread)),
+            Unread::Told(count) => {
+                lib.program.threads[thread].app.handle_look(socket, count);
+                lib.program.threads[thread].calls += 1;
+                // What is on its way on a new link was there before on another one, and what it depends on is known since.
+                let seen = received + there.min(count as u64);
+                if seen > wanted {
+                    self.note_past(pid, slot, stream, seen);
+                }
+            }
+            Unread::Wait(what) => return self.note_wait((pid, thread), what),
+        }
+        Ok(())
+    }
+
     fn app_receive(&mut self, (pid, thread): Caller, socket: usize, max: usize, blocking: bool) -> Result<(), Error> {
         let lib = self.lib(pid);
         let fd = lib.program.threads[thread].app.sockets[socket].fd;
@@ -410,7 +435,10 @@ impl World {
                 lib.program.threads[thread].app.handle_end(socket);
                 self.check_stream_end(pid, stream, got);
             }
-            Receive::Nothing => lib.program.threads[thread].app.handle_nothing(),
+            Receive::Nothing => {
+                lib.program.threads[thread].app.handle_nothing();
+                self.check_shown((pid, thread), socket);
+            }
             Receive::Failed(errno) => panic!("no recv failed then: {errno}"),
             Receive::Wait(what) => return self.note_wait((pid, thread), what),
         }
@@ -444,6 +472,7 @@ impl World {
                 lib.observer.handle_nothing(thread as u32)?;
                 lib.program.threads[thread].app.handle_nothing();
                 lib.program.threads[thread].calls += 1;
+                self.check_shown((pid, thread), socket);
             }
             return Ok(());
         }
@@ -463,6 +492,17 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A call has found nothing: the program was told of no bytes there that it has not taken.
+    fn check_shown(&mut self, (pid, thread): Caller, socket: usize) {
+        let socket = &self.lib(pid).program.threads[thread].app.sockets[socket];
+        assert!(
+            socket.shown <= socket.received,
+            "G3: the program was told of {} bytes, and finds nothing after {}",
+            socket.shown,
+            socket.received
+        );
     }
 
     /// Bytes of the protector's log, if they are here; else they are asked for.
