@@ -433,3 +433,26 @@ fn a_rank_that_an_order_may_still_bring_back_has_not_left() {
     home.handle_message(Duration::ZERO, &id(2), of_host(FromHost::Launched { rank: Rank(1), pid: 7 }));
     assert!(!home.has_left(Rank(1)));
 }
+
+/// All that a resumed job has done since may be lost, and it restarts from its beginning. Its folder is still there: the event and the terminal say so.
+#[test]
+fn a_resumed_job_that_restarts_says_that_its_folder_can_be_resumed_again() {
+    for life in [0, 1] {
+        let spec = JobSpec { protection: never(), life, ..spec(1) };
+        let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
+        let ward = Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() };
+        let (job, origins) = (JobId::from_bits(1), vec![[10, 0, 0, 1].into()]);
+        let suspension = Suspension { job, ward, started_ms: 0, origins, output: vec![[0, 0]], line: 0 };
+        let session = SessionId { node: id(2), number: 1 };
+        let mut home = Home::resume(Duration::ZERO, SEAT, &suspension, BTreeMap::new(), session);
+        let no_image =
+            ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::FIRST, why: "it is lost".to_owned(), crash: None };
+        home.handle_message(Duration::ZERO, &id(1), no_image);
+        let said: Vec<_> = std::iter::from_fn(|| home.poll_output()).collect();
+        let is_told = |text: &str| text.contains("its folder can be resumed again");
+        let in_event = said.iter().any(|said| matches!(said, home::HomeOutput::Anew(why) if is_told(why)));
+        let at_terminal =
+            said.iter().any(|said| matches!(said, home::HomeOutput::ToSession(_, ToSession::Notice(text)) if is_told(text)));
+        assert_eq!([in_event, at_terminal], [life > 0; 2], "life {life}");
+    }
+}
