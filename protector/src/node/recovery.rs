@@ -280,7 +280,13 @@ impl Node {
                 About::rank(process.job, process.rank),
                 format!("rank {}: its images are here", process.rank),
             ),
-            Err(why) => self.handle_unrestorable(now, process, format!("its images cannot be had: {why}"), None),
+            Err(why) => {
+                let mut is_wanted = true;
+                self.with_host(now, process.job, |host| is_wanted = host.handle_no_images(now, process.rank));
+                if is_wanted {
+                    self.handle_unrestorable(now, process, format!("its images cannot be had: {why}"), None);
+                }
+            }
         }
     }
 
