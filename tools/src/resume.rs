@@ -13,7 +13,7 @@ use radic_protector::commands::resume::{self, Action, Failure, ImageHead, Over, 
 use radic_protector::logs::client::Client;
 use radic_protector::store::Speaker;
 use radic_wire::ids::{NodeName, Rank};
-use radic_wire::job::{EndReason, OutputStream};
+use radic_wire::job::{EndReason, Outcome, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
@@ -105,14 +105,24 @@ impl Resume<'_> {
         };
         let (connection, attached) = outside.run()?;
         let Shown { code, outcome } = session::attached(cluster, connection, attached, self.label, on_signal)?;
-        if let Some(outcome) = outcome.filter(|outcome| outcome.reason != EndReason::Suspended)
-            && let Err(error) = saved.mark_ended(self.dir, &outcome)
+        if let Some(outcome) = outcome.as_ref().filter(|outcome| outcome.reason != EndReason::Suspended)
+            && let Err(error) = saved.mark_ended(self.dir, outcome)
             && self.must_mark
         {
             report(&format!("radic: warning: {} does not say that the job has ended: {error:#}", self.dir.display()));
         }
+        if let Some(text) = outcome.as_ref().and_then(|outcome| way_back(self.dir, outcome)) {
+            report(&text);
+        }
         Ok(code)
     }
+}
+
+/// What is left of a job that was lost with nodes after it had gone on.
+fn way_back(dir: &Path, outcome: &Outcome) -> Option<String> {
+    let is_lost = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
+    let dir = dir.display();
+    is_lost.then(|| format!("radic: or go on again from where it was suspended: `radic resume {dir}`"))
 }
 
 /// A file is there, whole, and what was written.

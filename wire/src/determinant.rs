@@ -684,7 +684,7 @@ const TIME: u64 = 4;
 const KERNEL: u64 = TIME + CLOCKS as u64;
 /// After the calls that the kernel answers: of an end that was accepted, then of one that was opened.
 const REFUSED: u64 = KERNEL + KernelCall::ALL.len() as u64;
-/// After that.
+/// What FIONREAD said.
 const UNREAD: u64 = REFUSED + 2;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {

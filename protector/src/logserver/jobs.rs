@@ -21,6 +21,15 @@ const KEPT: usize = limits::FINISHED_JOBS;
 /// and is waited for as long as a process waits for its protector.
 pub(super) const STABLE: Duration = Duration::from_secs(90);
 
+/// The command that gives logs of a job that is to go on.
+#[derive(Debug, Clone)]
+pub(super) struct Given {
+    /// As which incarnation it speaks of each rank. The ranks themselves go on as later ones.
+    incarnations: Vec<Incarnation>,
+    /// The command is lost, and the job does not go on with what it gave here.
+    is_lost: bool,
+}
+
 impl LogServer {
     /// The node is a member: accept forwarded messages from now on. Earlier, log servers that take this daemon for its
     /// predecessor could leave copies here forever, because it may not hear that their job ends.
@@ -56,7 +65,7 @@ impl LogServer {
 
     /// Whether the node has said enough of this process.
     pub(super) fn listens_to(&self, process: ProcessId) -> bool {
-        self.told.contains(&process) || self.revived.contains(&process.job)
+        self.told.contains(&process) || self.revived.contains_key(&process.job)
     }
 
     /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`],
@@ -103,8 +112,12 @@ impl LogServer {
 
     /// Tells older incarnations of this process that they are refused, and closes their connections.
     fn close_older(&mut self, process: ProcessId, incarnation: Incarnation) {
-        let is_older = |role: Role| role.speaker().is_some_and(|s| s.process == process && s.incarnation < incarnation);
-        for connection in self.connections_with(|_, role| is_older(role)) {
+        self.close_for(process, incarnation, |role| role.speaker().is_some_and(|of| of.incarnation < incarnation));
+    }
+
+    /// Closes these connections of a process, of which `incarnation` is the first that is heard.
+    fn close_for(&mut self, process: ProcessId, incarnation: Incarnation, is_refused: impl Fn(Role) -> bool) {
+        for connection in self.connections_with(|_, role| role.process() == Some(process) && is_refused(role)) {
             if let Some(Role::Journal(speaker, _)) = self.role(connection) {
                 let mut body = [0; 16];
                 let mut writer = Writer::new(&mut body);
@@ -137,7 +150,7 @@ impl LogServer {
     pub fn remove_job(&mut self, now: Duration, job: JobId) {
         self.now = now;
         self.told.retain(|process| process.job != job);
-        if self.revived.remove(&job) {
+        if self.revived.remove(&job).is_some() {
             self.store.refuse_none(job);
         }
         let keeps = self.jobs.remove(&job).is_some_and(|protection| protection.keep_logs);
@@ -186,23 +199,35 @@ impl LogServer {
         self.remove_files(job);
         self.ended.retain(|(ended, _)| *ended != job);
         self.jobs.insert(job, protection);
-        self.revived.insert(job);
-        for (rank, first) in (0..).map(Rank).zip(incarnations) {
-            self.store.refuse_before(ProcessId { job, rank }, first);
+        for (rank, first) in (0..).map(Rank).zip(&incarnations) {
+            self.store.refuse_before(ProcessId { job, rank }, *first);
         }
+        self.revived.insert(job, Given { incarnations, is_lost: false });
     }
 
-    /// Of each rank of a job that was to go on, no incarnation before this one is heard any more (G4), and what is held of one is forgotten.
-    pub fn refuse_before(&mut self, now: Duration, job: JobId, incarnations: &[Incarnation]) {
+    /// The command that gave logs of a job is lost, and the job does not go on with what it gave here: that is forgotten, and the command is not heard
+    /// any more (G4). What another log server forwards stays. The node of that one knows that the job goes on, and what the command
+    /// gave there is forwarded in the command's incarnation.
+    pub fn forget_given(&mut self, now: Duration, job: JobId) {
         self.now = now;
-        for (rank, first) in (0..).map(Rank).zip(incarnations) {
+        let Some(given) = self.revived.get_mut(&job) else { return };
+        given.is_lost = true;
+        for (rank, incarnation) in (0..).map(Rank).zip(given.incarnations.clone()) {
             let process = ProcessId { job, rank };
-            self.store.refuse_before(process, *first);
-            self.close_older(process, *first);
-            if self.store.incarnation(process).is_some_and(|held| held < *first) {
+            let is_command = |role: Role| {
+                !matches!(role, Role::Forwarder(..)) && role.speaker().is_some_and(|of| of.incarnation <= incarnation)
+            };
+            self.close_for(process, incarnation.next(), is_command);
+            if self.store.incarnation(process) == Some(incarnation) && !self.is_followed(process) {
                 self.remove_process(now, process);
             }
         }
+    }
+
+    /// Whether this is the command that was lost before its job went on with what it gave here.
+    pub(super) fn is_lost_command(&self, Speaker { process, incarnation }: Speaker) -> bool {
+        let given = self.revived.get(&process.job).filter(|given| given.is_lost);
+        given.and_then(|given| given.incarnations.get(process.rank.0 as usize)).is_some_and(|given| incarnation <= *given)
     }
 
     /// This process begins again with nothing, after an exec or a restart of its job from the beginning. If it has a replica,

@@ -53,6 +53,7 @@ use radic_wire::process::Protection;
 
 use self::chain::{Link, Replica};
 use self::effects::Writing;
+use self::jobs::Given;
 pub use self::orders::{Reply, StoreOrder};
 pub use self::outgoing::Outgoing;
 use self::sending::Sending;
@@ -117,7 +118,7 @@ pub struct LogServer {
     /// Processes whose replica, or restart from here, the node has named, and jobs that are resumed. No others are heard, because
     /// what is acknowledged must be stable on the whole chain.
     told: HashSet<ProcessId>,
-    revived: HashSet<JobId>,
+    revived: HashMap<JobId, Given>,
     /// Jobs that have ended, oldest first, and whether they keep their logs.
     ended: VecDeque<(JobId, bool)>,
     /// Complete images: those that are not in their file yet, and those being verified, with their ticket.
@@ -157,7 +158,7 @@ impl LogServer {
             is_member: false,
             jobs: HashMap::new(),
             told: HashSet::new(),
-            revived: HashSet::new(),
+            revived: HashMap::new(),
             ended: VecDeque::new(),
             verifying: HashMap::new(),
             commits: HashMap::new(),
@@ -289,6 +290,9 @@ impl LogServer {
         }
         if channel == Channel::Replica && !(self.is_member && self.follow(process, connection)) {
             return Err(Reason::Early);
+        }
+        if channel != Channel::Replica && self.is_lost_command(speaker) {
+            return Err(Reason::Fenced);
         }
         let Some(caller) = self.connections.get_mut(&connection) else { return Ok(()) };
         caller.role = match channel {

@@ -32,8 +32,8 @@ pub enum StoreOrder {
     RemoveJob(JobId),
     /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
     Revive(Box<Revival>),
-    /// What a command has given for a job that was to go on is forgotten. Of each rank no incarnation before this one is heard any more.
-    RefuseBefore(JobId, Vec<Incarnation>),
+    /// The command that gave logs for this job, to go on with, is lost before the job did: what it gave here is forgotten, and it is not heard any more.
+    ForgetGiven(JobId),
     /// Forget the log and images of this process, then answer where its journal ended: [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Action::Fenced`]. That
@@ -87,7 +87,7 @@ impl LogServer {
             StoreOrder::TakeOver(process) => self.take_over(process),
             StoreOrder::RemoveJob(job) => self.remove_job(now, job),
             StoreOrder::Revive(revival) => self.revive_job(now, *revival),
-            StoreOrder::RefuseBefore(job, incarnations) => self.refuse_before(now, job, &incarnations),
+            StoreOrder::ForgetGiven(job) => self.forget_given(now, job),
             StoreOrder::Fence(process, incarnation, sets, line) => self.fence(now, process, incarnation, &sets, line),
             StoreOrder::Live(process) => self.store.handle_live(process),
             StoreOrder::Silence(process, incarnation) => self.silence(now, process, incarnation),

@@ -318,13 +318,43 @@ fn what_a_lost_command_has_given_is_forgotten_and_nothing_more_of_it_is_heard() 
     // Of rank 0 the command speaks, and rank 1 has been brought back; of rank 2 the command is about to speak.
     assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 1))), Next::Answer);
     assert_eq!(server.handle_frame(at(2), 2, &hello(speaker(1, 2))), Next::Answer);
-    server.refuse_before(at(3), job, &[Incarnation::restarted(2); 3]);
+    server.forget_given(at(3), job);
     let mut refused = closed(&mut server);
     refused.sort_by_key(|(connection, _)| *connection);
     assert_eq!(refused, [(1, Reason::Fenced), (3, Reason::Fenced)]);
-    assert_eq!(connect(&mut server, 4, speaker(0, 1), Channel::Journal), Next::Read);
-    assert_ne!(server.handle_frame(at(4), 4, &hello(speaker(0, 1))), Next::Answer);
+    for (number, channel) in [(4, Channel::Journal), (5, Channel::Bulk), (6, Channel::Image)] {
+        assert_eq!(connect(&mut server, number, speaker(0, 1), channel), Next::Closed);
+    }
     assert_eq!(server.store().of_job(job), [process(1)]);
+    assert_eq!(connect(&mut server, 7, speaker(0, 2), Channel::Journal), Next::Read, "its ranks are heard");
+}
+
+/// The home has said that the job goes on, and the chain of a log is made only when the node of the command is lost. The log server that leads forwards
+/// what the command had given there, in the command's incarnation. What is left of the life before is not taken.
+#[test]
+fn a_copy_of_a_log_that_a_lost_command_has_given_elsewhere_is_taken() {
+    let (mut server, job) = (server(), process(0).job);
+    server.revive_job(at(1), revival());
+    server.forget_given(at(2), job);
+    for (number, restart, next) in [(1, 0, Next::Closed), (2, 1, Next::Answer)] {
+        assert_eq!(connect(&mut server, number, speaker(0, restart), Channel::Replica), Next::Read);
+        assert_eq!(server.handle_frame(at(3), number, &hello(speaker(0, restart))), next, "restart {restart}");
+    }
+    let journal = radic_wire::log::ToProtector::Journal { position: 0, bytes: b"given" };
+    assert_eq!(server.handle_frame(at(4), 2, &encoded(&journal)), Next::Read);
+    assert_eq!(server.store().journal_end(process(0)), 5);
+}
+
+/// The same, and the chain was made before.
+#[test]
+fn a_copy_of_a_log_that_a_command_has_given_elsewhere_stays_when_its_node_is_lost() {
+    let (mut server, job) = (server(), process(0).job);
+    server.revive_job(at(1), revival());
+    assert_eq!(connect(&mut server, 1, speaker(0, 1), Channel::Replica), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 1))), Next::Answer);
+    server.forget_given(at(3), job);
+    assert_eq!(closed(&mut server), []);
+    assert_eq!(server.store().of_job(job), [process(0)]);
 }
 
 #[test]
@@ -444,7 +474,7 @@ enum Happens {
     RemoveProcess(u32),
     RemoveJob,
     ReviveJob,
-    RefuseBefore(u32),
+    ForgetGiven,
     /// Everything that the server wants is done, well or not.
     CarriedOut(bool),
     Later(u64),
@@ -478,7 +508,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => rank().prop_map(Happens::RemoveProcess),
         1 => Just(Happens::RemoveJob),
         1 => Just(Happens::ReviveJob),
-        1 => restart().prop_map(Happens::RefuseBefore),
+        1 => Just(Happens::ForgetGiven),
         6 => any::<bool>().prop_map(Happens::CarriedOut),
         3 => (1u64..4_000).prop_map(Happens::Later),
     ]
@@ -547,7 +577,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),
         Happens::RemoveJob => server.remove_job(at, process(0).job),
         Happens::ReviveJob => server.revive_job(at, revival()),
-        Happens::RefuseBefore(restart) => server.refuse_before(at, process(0).job, &[Incarnation::restarted(restart); 3]),
+        Happens::ForgetGiven => server.forget_given(at, process(0).job),
         Happens::CarriedOut(well) => carry_out(server, at, next, well),
         Happens::Later(ms) => {
             *now += Duration::from_millis(ms);

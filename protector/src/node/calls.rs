@@ -48,7 +48,8 @@ impl Purpose {
             | Purpose::Causes(..)
             | Purpose::Line(..)
             | Purpose::Deaths(..)
-            | Purpose::Lost(..) => None,
+            | Purpose::Lost(..)
+            | Purpose::GoesOn(_) => None,
         }
     }
 }
@@ -74,6 +75,10 @@ impl Gather {
 
     pub(super) fn is_for_lost(&self, job: JobId) -> bool {
         matches!(self.purpose, Purpose::Lost(of, _) if of == job)
+    }
+
+    pub(super) fn asks_whether_it_goes_on(&self, job: JobId) -> bool {
+        matches!(self.purpose, Purpose::GoesOn(of) if of == job)
     }
 
     pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
@@ -168,6 +173,10 @@ impl Node {
             }
             Purpose::Knows(client, job) => {
                 self.finish_knows(now, client, job, answers.values(), lost || !waiting.is_empty());
+            }
+            Purpose::GoesOn(job) => {
+                let goes_on = answers.values().any(|answer| *answer == Answer::Knows(true));
+                self.finish_goes_on(now, job, goes_on, lost || !waiting.is_empty());
             }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };

@@ -646,13 +646,14 @@ impl Home {
         };
         if let Some(stays) = stays {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
-            return self.lose_with(rank, node, format!("{why}; {stays}"));
+            let again = if self.was_resumed() { "; its folder can be resumed again" } else { "" };
+            return self.lose_with(rank, node, format!("{why}; {stays}{again}"));
         }
         self.thaw("it restarts from its beginning");
         self.phase = Phase::Restarting;
         self.early.clear();
         self.finals = Finals::default();
-        self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
+        self.tell_of_restart(format!("rank {rank}: {why}"));
         self.tell_hosts(&self.end_message());
         self.pump();
         self.launch_next_epoch();

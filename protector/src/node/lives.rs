@@ -4,24 +4,28 @@
 //!
 //! Every member knows of a life before anything of it begins ([`Query::Revive`]). A node that joins later learns it from the first message of a node that does.
 //!
-//! Before a life begins, a command gives the log services what they are to have of it. If the command dies, its node tells all to
-//! discard what it gave. If that node dies too, each node discards it, unless the home has said that the job goes on.
+//! Before a life begins, a command gives the log services what they are to have of it. When all is given, the protectors hear of
+//! which ranks they have the logs ([`Query::Given`]), and after that the home hears that the job goes on. So where a home is lost
+//! before it has told all protectors, the next one finds each log.
 //!
-//! When all is given, the protectors hear of which ranks they have the logs ([`Query::Given`]), and after that the home hears
-//! that the job goes on. So where a home is lost before it has told all protectors, the next one finds each log.
+//! If the command dies before that, its node tells all to discard what it gave. If that node is lost, a node that has not heard
+//! of all logs given here discards what it has: no home has been told. A node that has heard of all asks the others whether the
+//! job goes on, and discards them if no node knows of it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use radic_wire::codec;
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId};
+use radic_wire::event::EventName;
+use radic_wire::ids::{Epoch, JobId, NodeId};
 use radic_wire::limits;
-use radic_wire::peer::{Gift, PeerMessage, Query, Revival, ToHome};
+use radic_wire::peer::{Gift, PeerMessage, Query, ToHome};
 use serde_bytes::ByteBuf;
 
+use super::events::About;
+use super::purpose::Purpose;
 use super::stores::StoreOrder;
 use super::{Node, Output};
-use crate::membership::Loss;
 
 /// Jobs that were resumed of which nothing is here any more, and whose lives are remembered.
 const KEPT: usize = 256;
@@ -31,19 +35,15 @@ const DRAWN: u32 = 32;
 /// The node of the command that gives what log services are to have of a life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Giver {
-    /// No command, as far as is known here: the job has gone on, or is over.
+    /// No command, as far as is known here: the job has gone on, or is over, or what was given is forgotten.
     Nobody,
     /// A command of a node.
     Command {
         /// Its node.
         node: NodeId,
-        /// The incarnation as which it speaks of each rank.
-        incarnations: Vec<Incarnation>,
         /// What it has given here, once its node has said so: before the home hears that the job goes on.
         gift: Option<Box<Gift>>,
     },
-    /// That node was lost, and what was given is forgotten.
-    Lost,
 }
 
 /// The newest life of a job that was resumed.
@@ -97,9 +97,9 @@ impl Node {
     }
 
     /// A command of this node gives to log services what they are to have of the life that begins.
-    pub(super) fn await_giver(&mut self, node: &NodeId, revival: &Revival) {
-        if let Some(giver) = self.lives.giver(revival.job) {
-            *giver = Giver::Command { node: node.clone(), incarnations: revival.incarnations.clone(), gift: None };
+    pub(super) fn await_giver(&mut self, node: &NodeId, job: JobId) {
+        if let Some(giver) = self.lives.giver(job) {
+            *giver = Giver::Command { node: node.clone(), gift: None };
         }
     }
 
@@ -136,24 +136,50 @@ impl Node {
         self.lives.giver(job).into_iter().for_each(|giver| *giver = Giver::Nobody);
     }
 
-    /// Whether what a command has given here for the job was forgotten, because its node was lost.
-    pub(super) fn has_lost_giver(&mut self, job: JobId) -> bool {
-        self.lives.giver(job).is_some_and(|giver| *giver == Giver::Lost)
+    /// Members are lost. A command whose node is one gives nothing more here. If it had not given all, no home has been told that
+    /// the job goes on. If it had, a home may have been told, and may be lost, too. What was asked before the newest view is void:
+    /// a node that knew nothing of the job then may have heard of it since, and the home that has told it is gone.
+    pub(super) fn lose_givers(&mut self, now: Duration) {
+        let given = |life: &Life| match &life.giver {
+            Giver::Command { node, gift } if !self.is_member(node) => Some((life.job, gift.is_some())),
+            _ => None,
+        };
+        let lost: Vec<(JobId, bool)> = self.lives.0.iter().filter_map(given).collect();
+        for (job, has_all) in lost {
+            self.gathers.retain(|_, gather| !gather.asks_whether_it_goes_on(job));
+            if has_all { self.ask_whether_it_goes_on(now, job) } else { self.forget_given(job) }
+        }
     }
 
-    /// Members are lost. What commands of these have given here is forgotten, unless the home has said that the job goes on, and
-    /// these commands are not heard any more. A job may have gone on though nothing was given here for it: its processes speak as
-    /// later incarnations than the command.
-    pub(super) fn lose_givers(&mut self, losses: &[Loss]) {
-        for at in 0..self.lives.0.len() {
-            let Life { job, giver: Giver::Command { node, incarnations, .. }, .. } = &self.lives.0[at] else { continue };
-            if !losses.iter().any(|loss| loss.member.id == *node) {
-                continue;
-            }
-            let (job, first) = (*job, incarnations.iter().map(|incarnation| incarnation.next()).collect());
-            self.outputs.push_back(Output::Store(StoreOrder::RefuseBefore(job, first)));
-            self.lives.0[at].giver = Giver::Lost;
+    fn ask_whether_it_goes_on(&mut self, now: Duration, job: JobId) {
+        let query = Query::Knows { job, view: self.view_number() };
+        self.gather(now, Purpose::GoesOn(job), &query);
+    }
+
+    /// Whether any node knows of a job of which a command had given logs here, and the command's node is lost. If one does, the
+    /// home tells this node, too, or the next home misses the ranks.
+    pub(super) fn finish_goes_on(&mut self, now: Duration, job: JobId, goes_on: bool, silent: bool) {
+        let lost = match self.lives.giver(job) {
+            Some(Giver::Command { node, .. }) => node.clone(),
+            // The home has said meanwhile that the job goes on, or that it is over.
+            _ => return,
+        };
+        if goes_on || self.is_member(&lost) {
+            return;
         }
+        if silent {
+            // The node will answer, or be declared dead.
+            return self.ask_whether_it_goes_on(now, job);
+        }
+        let text = format!("it does not go on: {} was lost before its command had said so; it can be resumed again", lost.name);
+        self.record(now, EventName::Note, About::job(job), text);
+        self.forget_given(job);
+    }
+
+    /// The job does not go on with what a command has given here.
+    fn forget_given(&mut self, job: JobId) {
+        self.forget_giver(job);
+        self.outputs.push_back(Output::Store(StoreOrder::ForgetGiven(job)));
     }
 
     /// What is sent in place of `message`: it says of which life of its job it is, if the job was resumed.

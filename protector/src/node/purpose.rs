@@ -129,4 +129,6 @@ pub(super) enum Purpose {
     Lost(JobId, Vec<Rank>),
     /// Whether any node is left that knows of the job of this terminal.
     Knows(ClientId, JobId),
+    /// Whether any node knows of a job of which a command has given logs here, and the command's node is lost.
+    GoesOn(JobId),
 }

@@ -66,7 +66,6 @@ impl Node {
         if losses.is_empty() {
             return;
         }
-        self.lose_givers(losses);
         losses.iter().for_each(|loss| self.place_ranks_of(now, loss));
         self.recovery.losses.extend(losses.iter().cloned());
         let surplus = self.recovery.losses.len().saturating_sub(LOSSES);
@@ -74,6 +73,7 @@ impl Node {
         self.seek_next_homes(now);
         let jobs: Vec<JobId> = self.homes.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.seek_lost(now, job));
+        self.lose_givers(now);
         let is_lost = |node: &NodeId| losses.iter().any(|loss| loss.member.id == *node);
         let mine = |p: &Protected| is_lost(&p.host) && p.left.is_none() && p.protector.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
@@ -280,7 +280,13 @@ impl Node {
                 About::rank(process.job, process.rank),
                 format!("rank {}: its images are here", process.rank),
             ),
-            Err(why) => self.handle_unrestorable(now, process, format!("its images cannot be had: {why}"), None),
+            Err(why) => {
+                let mut is_wanted = true;
+                self.with_host(now, process.job, |host| is_wanted = host.handle_no_images(now, process.rank));
+                if is_wanted {
+                    self.handle_unrestorable(now, process, format!("its images cannot be had: {why}"), None);
+                }
+            }
         }
     }
 

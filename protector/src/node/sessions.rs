@@ -151,8 +151,9 @@ impl Node {
             (false, false) => {
                 // A job that was to be resumed, and has not begun: its protectors have logs that are no longer needed.
                 self.tell_all_removed(job);
-                let why = "with it everything is lost that was known of the job: it can only be started again";
-                self.end_orphan(client, why.to_owned());
+                let is_resumed = !self.is_newest_life(job, 0);
+                let again = if is_resumed { "it can be resumed again from its folder" } else { "it can only be started again" };
+                self.end_orphan(client, format!("with it everything is lost that was known of the job: {again}"));
             }
         }
     }

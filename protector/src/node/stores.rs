@@ -171,7 +171,7 @@ impl Node {
                 self.forget_gift_before(job, epoch);
                 self.clients_hear_of_epoch(job, epoch);
             }
-            ToStore::Resume { ranks, .. } if self.has_lost_giver(job) => self.refuse_to_resume(now, from, job, &ranks),
+            ToStore::Resume { ranks, .. } if self.gift_of(job).is_none() => self.refuse_to_resume(now, from, job, &ranks),
             ToStore::Resume { ranks, ward } => self.handle_resume(now, from, job, &ranks, *ward),
             ToStore::LineComplete { epoch, line } => self.handle_line_complete(job, epoch, line),
             ToStore::LinesGivenUp { epoch, after, to } => {

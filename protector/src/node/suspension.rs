@@ -62,7 +62,7 @@ impl Node {
         if !self.begin_life(job, revival.life) {
             return Err(format!("another command has tried to resume job {job}; try again"));
         }
-        self.await_giver(from, revival);
+        self.await_giver(from, job);
         self.registry.handle_resumed(job);
         self.homes.remove(&job);
         self.over.retain(|over| *over != job);
@@ -105,9 +105,9 @@ impl Node {
         }
     }
 
-    /// The home of a resumed job does not know that the command's node is lost, nor that what the command had given here is forgotten for that.
+    /// Nothing is kept here of what the home of a resumed job says that this node was given.
     pub(super) fn refuse_to_resume(&mut self, now: Duration, home: &NodeId, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)]) {
-        let why = "the node of the command that resumes the job was lost meanwhile; it can be resumed again";
+        let why = "what a command had given for it is forgotten; it can be resumed again";
         for (rank, incarnation, _) in ranks {
             let (rank, incarnation, why) = (*rank, *incarnation, why.to_owned());
             self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));

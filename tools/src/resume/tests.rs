@@ -72,3 +72,16 @@ fn what_another_user_owns_or_may_write_is_refused_unless_that_user_is_trusted() 
         refused("belongs to user 64001");
     }
 }
+
+/// A job that is lost with nodes after it had gone on is still in its folder; one that failed by itself would fail again.
+#[test]
+fn a_job_that_is_lost_after_it_had_gone_on_can_be_resumed_again() {
+    let (node, dir) = ("n1".parse::<NodeName>().unwrap(), Path::new("/saved/job"));
+    let way_back = |reason| way_back(dir, &Outcome { code: 113, reason });
+    let lost = EndReason::NodeLost { node: node.clone(), ranks: Vec::new(), why: "it is off".to_owned() };
+    assert!(way_back(lost).is_some_and(|text| text.contains("`radic resume /saved/job`")));
+    let lost = EndReason::RankLost { rank: Rank(0), node, why: "it is gone".to_owned() };
+    assert!(way_back(lost).is_some());
+    assert_eq!(way_back(EndReason::Killed), None);
+    assert_eq!(way_back(EndReason::Suspended), None);
+}

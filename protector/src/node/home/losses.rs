@@ -6,7 +6,7 @@ use radic_wire::ids::{NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, Outcome, Placement, exit_code};
 use radic_wire::peer::MpiPhase;
 
-use super::{Home, HostState, RankState};
+use super::{Home, HomeOutput, HostState, RankState};
 
 impl Home {
     /// A node is lost that was to bring back ranks of a resumed job. Only that node had their logs.
@@ -16,6 +16,20 @@ impl Home {
         self.ranks[rank.0 as usize] = RankState::Ended;
         let reason = EndReason::NodeLost { node: node.name.clone(), ranks: vec![rank], why };
         self.end(Outcome { code: exit_code::NODE_LOST, reason });
+    }
+
+    /// Whether the job has gone on from a folder, which has what it had done before that.
+    pub(super) fn was_resumed(&self) -> bool {
+        self.spec.life > 0
+    }
+
+    /// The job restarts from its beginning. The terminal of one that was resumed is told so: its user expects it to have gone on.
+    pub(super) fn tell_of_restart(&mut self, mut why: String) {
+        if self.was_resumed() {
+            why += &format!("; `radic kill {}` ends it, and then its folder can be resumed again", self.job);
+            self.tell_terminal(format!("the job restarts from its beginning: {why}"));
+        }
+        self.outputs.push_back(HomeOutput::Anew(why));
     }
 
     /// A rank cannot be brought back at this node.

@@ -90,6 +90,9 @@ impl Host {
                 state.exit_with(ExitStatus::Ended(crash.signal), now);
             }
         }
+        // A rank whose images are on their way has no process that could end: they are given up.
+        let awaited = self.ranks.iter().filter(|(_, state)| state.awaits_process()).map(|(rank, _)| *rank);
+        self.outputs.extend(awaited.map(|rank| HostOutput::Signal(rank, libc::SIGKILL)));
         if kill {
             self.signal(libc::SIGKILL);
         } else if before.is_none() {
@@ -98,6 +101,18 @@ impl Host {
             self.signal(libc::SIGCONT);
         }
         self.report_ended();
+    }
+
+    /// The images of a rank cannot be had, or were given up. Returns whether the rank is still wanted. If the job ends here it is not, and counts as
+    /// killed with the others.
+    pub fn handle_no_images(&mut self, now: Duration, rank: Rank) -> bool {
+        let is_wanted = !self.phase.is_ending();
+        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| !is_wanted && state.awaits_process()) {
+            state.outlets.iter_mut().for_each(Outlet::close);
+            state.exit_with(ExitStatus::Ended(libc::SIGKILL), now);
+            self.report_ended();
+        }
+        is_wanted
     }
 
     /// The job has restarted elsewhere. The ranks that came back here since are ended, and the home, which takes this host for

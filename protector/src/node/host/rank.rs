@@ -194,6 +194,11 @@ impl LocalRank {
         matches!(self.phase, Phase::Returning { .. })
     }
 
+    /// Whether the rank is on its way back, and its process was not started.
+    pub(super) fn awaits_process(&self) -> bool {
+        matches!(self.phase, Phase::Returning { pid: None, .. })
+    }
+
     /// Whether the rank is to be brought back: there is no process, or what that has written is still being read.
     pub(super) fn is_to_be_brought_back(&self) -> bool {
         matches!(self.phase, Phase::Lost(_)) || self.exit().is_some_and(|exit| exit.crashed.is_some())

@@ -224,6 +224,29 @@ fn a_home_that_comes_late_hears_what_rank_0_wants_of_standard_input() {
     assert_eq!(asked(&mut home), []);
 }
 
+/// The job ends while the images of a rank are on their way. They are given up, and the rank counts as killed, with no word of a loss.
+#[test]
+fn a_job_that_ends_waits_for_no_images() {
+    for restarts in [false, true] {
+        let order = order_of(at(JobId::from_bits(1), 1), Incarnation::restarted(1));
+        let mut host = Host::adopt(JobId::from_bits(1), &order.ward, 0);
+        host.restore(&order, false, String::new());
+        let now = Duration::from_secs(1);
+        host.handle_message(now, ToHost::End { epoch: Epoch::FIRST, kill: restarts, restarts, written: false });
+        let signals: Vec<_> = std::iter::from_fn(|| host.poll_output())
+            .filter_map(|output| if let HostOutput::Signal(rank, signal) = output { Some((rank, signal)) } else { None })
+            .collect();
+        assert_eq!(signals, [(Rank(1), libc::SIGKILL)]);
+        assert!(!host.handle_no_images(now, Rank(1)));
+        let said: Vec<_> = std::iter::from_fn(|| host.poll_output()).collect();
+        let is_exit = |output: &HostOutput| {
+            matches!(output, HostOutput::ToHome(FromHost::Exited { status: ExitStatus::Ended(libc::SIGKILL), .. }))
+        };
+        assert!(said.iter().any(is_exit) && said.iter().any(|output| matches!(output, HostOutput::Over)), "{said:?}");
+        assert!(!said.iter().any(|output| matches!(output, HostOutput::ToHome(FromHost::Lost { .. }))), "{said:?}");
+    }
+}
+
 /// The word to launch the next epoch of a job may come after an order to bring one of its ranks back here, and both while a
 /// process of the epoch before is here. That process ends first, and then every rank is here, once.
 #[test]

@@ -61,6 +61,29 @@ impl Cluster {
         }
     }
 
+    /// A job that `client` at node 5 resumes goes on, and nothing of that kind that is said of it to a node arrives.
+    fn go_on_without(&mut self, client: u64, suspension: &Suspension, node: usize, is_it: impl Fn(&PeerMessage) -> bool) {
+        assert!(self.begin_to_resume(5, client, suspension));
+        self.ask(5, client, Request::BeginResumed);
+        self.lose_next(node, is_it);
+        self.run_for(LATENCY * 2);
+    }
+
+    /// Whether what a command has given to the log service of a node was forgotten.
+    fn has_forgotten_given(&self, node: usize, job: JobId) -> bool {
+        self.orders.contains(&(name(node), StoreOrder::ForgetGiven(job)))
+    }
+
+    /// How often a rank was brought back.
+    fn restores(&self, process: ProcessId) -> usize {
+        self.restored.iter().filter(|(of, ..)| *of == process).count()
+    }
+
+    /// Whether the home tells a protector that its job goes on.
+    fn is_resume(message: &PeerMessage) -> bool {
+        matches!(message, PeerMessage::ToStore(_, ToStore::Resume { .. }))
+    }
+
     /// The node that protects a rank and knows how it has ended.
     fn knows_that_it_left(&self, node: usize, process: ProcessId) -> bool {
         self.nodes[&name(node)].recovery.wards[&process.job].ranks[&process.rank].left.is_some()
@@ -192,8 +215,7 @@ fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
     cluster.kill_all(&[4]);
     cluster.run_until(|c| [1, 2, 3].iter().all(|node| c.nodes[&name(*node)].view().is_some_and(|v| v.members.len() == 3)));
     cluster.run_for(LATENCY * 2);
-    let refused = StoreOrder::RefuseBefore(job, vec![Incarnation::restarted(2); 3]);
-    assert!([1, 2, 3].iter().all(|node| cluster.orders.contains(&(name(*node), refused.clone()))), "{:?}", cluster.orders);
+    assert!([1, 2, 3].iter().all(|node| cluster.has_forgotten_given(*node, job)), "{:?}", cluster.orders);
     // The home has heard that the job goes on, and its word comes only now.
     let ranks = vec![(Rank(0), Incarnation::restarted(1), [10, 0, 0, 1].into())];
     let resume = PeerMessage::ToStore(job, ToStore::Resume { ranks, ward: Box::new(suspension.ward.clone()) });
@@ -211,17 +233,63 @@ fn a_home_is_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_recoverable(5, 3);
     let suspension = cluster.suspend_and_end(5, 7, job);
-    assert!(cluster.begin_to_resume(5, 8, &suspension));
-    cluster.ask(5, 8, Request::BeginResumed);
-    cluster.lose_next(3, |message| matches!(message, PeerMessage::ToStore(_, ToStore::Resume { .. })));
+    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
     assert!(!cluster.nodes[&name(3)].knows(job));
-    cluster.run_for(LATENCY * 2);
     cluster.kill_all(&[1]);
-    let rank = |c: &Cluster, rank: u32| c.restored.iter().filter(|(process, ..)| *process == at(job, rank)).count();
-    cluster.run_until(|c| [0, 1, 2].iter().all(|of| rank(c, *of) > 0));
+    cluster.run_until(|c| [0, 1, 2].iter().all(|rank| c.restores(at(job, *rank)) > 0));
     cluster.run_for(LATENCY * 4);
     assert_eq!(cluster.restored.iter().find(|(process, ..)| *process == at(job, 1)).unwrap().1, Incarnation::restarted(2));
     assert_eq!(cluster.recorded(EventName::Restart), 0);
+}
+
+/// The same, and the command's node is lost with the home. The protector that has not heard that the job goes on does not forget
+/// what the command had given: others have heard.
+#[test]
+fn a_home_and_the_command_s_node_are_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
+    let mut cluster = Cluster::new(7);
+    let job = cluster.start_recoverable(5, 3);
+    let suspension = cluster.suspend_and_end(5, 7, job);
+    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
+    assert!(cluster.nodes[&name(2)].knows(job) && !cluster.nodes[&name(3)].knows(job));
+    cluster.kill_all(&[1, 5]);
+    cluster.run_until(|c| [0, 1, 2].iter().all(|rank| c.restores(at(job, *rank)) > 0));
+    cluster.run_for(LATENCY * 4);
+    assert_eq!(cluster.recorded(EventName::Restart), 0);
+    assert!(!cluster.has_forgotten_given(3, job));
+}
+
+/// The command's node is lost before the word of the home has come to a protector. It waits for that word, for others know that the job goes on.
+#[test]
+fn a_protector_hears_late_that_a_job_goes_on_whose_command_s_node_is_lost() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(5, 3);
+    let suspension = cluster.suspend_and_end(5, 7, job);
+    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
+    let ward = Box::new(cluster.nodes[&name(2)].recovery.wards[&job].ward.clone());
+    let ranks = vec![(Rank(1), Incarnation::restarted(1), [10, 0, 0, 2].into())];
+    let resume = cluster.nodes[&name(1)].with_life(PeerMessage::ToStore(job, ToStore::Resume { ranks, ward }));
+    cluster.kill_all(&[5]);
+    cluster.run_until(|c| c.nodes[&name(3)].view().is_some_and(|view| view.members.len() == 5));
+    cluster.run_for(Duration::from_secs(3));
+    assert!(!cluster.has_forgotten_given(3, job) && cluster.restores(at(job, 1)) == 0);
+    cluster.post(&name(3), Input::Message(id(1), resume));
+    cluster.run_until(|c| c.restores(at(job, 1)) > 0);
+    assert_eq!(cluster.recorded(EventName::Restart), 0);
+}
+
+/// The command's node is lost when all protectors know what they were given, and the home does not know that the job goes on. They
+/// forget that, and say so; the job can be resumed again.
+#[test]
+fn a_job_of_which_no_node_knows_that_it_goes_on_can_be_resumed_again() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(5, 3);
+    let suspension = cluster.suspend_and_end(5, 7, job);
+    cluster.go_on_without(8, &suspension, 1, |message| matches!(message, PeerMessage::ToHome(_, ToHome::Resume { .. })));
+    cluster.kill_all(&[5]);
+    cluster.run_until(|c| [2, 3, 4].iter().all(|node| c.has_forgotten_given(*node, job)));
+    assert!(texts(&cluster, 2, EventName::Note).iter().any(|text| text.contains("it can be resumed again")));
+    assert!((1..=4).all(|node| !cluster.nodes[&name(node)].knows(job)));
+    assert!(cluster.begin_to_resume(4, 9, &suspension));
 }
 
 /// The node of a protector does not say that it knows what it was given: the job does not go on, and the others forget it.
@@ -364,4 +432,27 @@ fn a_rank_that_an_order_may_still_bring_back_has_not_left() {
     assert!(home.has_ended(Rank(1)) && !home.has_left(Rank(1)));
     home.handle_message(Duration::ZERO, &id(2), of_host(FromHost::Launched { rank: Rank(1), pid: 7 }));
     assert!(!home.has_left(Rank(1)));
+}
+
+/// All that a resumed job has done since may be lost, and it restarts from its beginning. Its folder is still there: the event and the terminal say so.
+#[test]
+fn a_resumed_job_that_restarts_says_that_its_folder_can_be_resumed_again() {
+    for life in [0, 1] {
+        let spec = JobSpec { protection: never(), life, ..spec(1) };
+        let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
+        let ward = Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() };
+        let (job, origins) = (JobId::from_bits(1), vec![[10, 0, 0, 1].into()]);
+        let suspension = Suspension { job, ward, started_ms: 0, origins, output: vec![[0, 0]], line: 0 };
+        let session = SessionId { node: id(2), number: 1 };
+        let mut home = Home::resume(Duration::ZERO, SEAT, &suspension, BTreeMap::new(), session);
+        let no_image =
+            ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::FIRST, why: "it is lost".to_owned(), crash: None };
+        home.handle_message(Duration::ZERO, &id(1), no_image);
+        let said: Vec<_> = std::iter::from_fn(|| home.poll_output()).collect();
+        let is_told = |text: &str| text.contains("its folder can be resumed again");
+        let in_event = said.iter().any(|said| matches!(said, home::HomeOutput::Anew(why) if is_told(why)));
+        let at_terminal =
+            said.iter().any(|said| matches!(said, home::HomeOutput::ToSession(_, ToSession::Notice(text)) if is_told(text)));
+        assert_eq!([in_event, at_terminal], [life > 0; 2], "life {life}");
+    }
 }

@@ -81,9 +81,10 @@ impl World {
             // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
             return self.counts.limits += 1;
         }
-        if let EndReason::NodeLost { why, .. } | EndReason::RankLost { why, .. } = &outcome.reason
+        if let EndReason::NodeLost { why, .. } = &outcome.reason
             && why.contains("it can be resumed again")
         {
+            // Documented: a protector was lost with what it was given before it had brought its ranks back, or the home before any node had heard of it.
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason

@@ -4,11 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use radic_protector::store::Speaker;
 use radic_wire::event::EventName;
-use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank, Seat};
+use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, NodeName, ProcessId, Rank, Seat};
+use radic_wire::job::EndReason;
 use radic_wire::log::FromProtector;
 
 use super::check::Checks;
 use super::counts::Breaks;
+use super::machine::name;
 use super::plan::{Fault, Plan, When};
 use super::world::World;
 use crate::seeds::{rule_of, text_of};
@@ -169,6 +171,37 @@ fn a_home_that_is_lost_when_its_job_has_just_gone_on_costs_nothing() {
             World::new(Plan { suspensions: 1, replicas: 1, faults, ..plan.clone() }, Breaks::default(), false).run();
         }
     }
+}
+
+/// The node of the command that has resumed a job is lost just after the job goes on, alone or with the home. Links are so slow that some protectors
+/// have not heard so, and that the replicas of logs begin only then. Only a protector that is lost with all that it was given ends the job.
+#[test]
+fn a_job_goes_on_though_its_command_s_node_is_lost_when_it_has_just_gone_on() {
+    let us = std::time::Duration::from_micros;
+    let after = |time| When::After(EventName::JobStart, 2, time);
+    let (mut finished, mut all) = (0, 0);
+    for plan in (1..200).map(Plan::new).filter(|plan| !plan.threads && plan.machines - plan.spares > 5).take(3) {
+        let dead = (0..plan.machines).flat_map(|dead| [(vec![dead], 2), (vec![dead, 0], 1)]);
+        let times =
+            |(dead, replicas): (Vec<usize>, u8)| [(500, 10_000), (20_000, 30_000)].map(|times| (dead.clone(), replicas, times));
+        for (dead, replicas, (wait, slow)) in dead.flat_map(times) {
+            let (wait, slow) = (us(wait), us(slow));
+            let slow = (1..plan.machines).map(|at| (after(us(0)), Fault::SlowLinks(at, slow, us(600_000_000))));
+            let faults = slow.chain(dead.iter().map(|dead| (after(wait), Fault::Kill(*dead)))).collect();
+            let plan = Plan { suspensions: 1, replicas, faults, bad_images: 1 << 20, useless_images: 0, ..plan.clone() };
+            let mut world = World::new(plan, Breaks::default(), false);
+            world.run();
+            let reason = world.terminal.outcome.as_ref().map(|outcome| outcome.reason.clone());
+            let is_lost = |node: &NodeName| dead.iter().any(|dead| name(*dead) == *node);
+            match &reason {
+                Some(EndReason::Finished) => finished += 1,
+                Some(EndReason::NodeLost { node, .. }) if is_lost(node) => {}
+                reason => panic!("seed {}, {dead:?} lost after {wait:?}: {reason:?}", world.plan.seed),
+            }
+            all += 1;
+        }
+    }
+    assert!(2 * finished > all, "{finished} of {all} have gone on");
 }
 
 #[test]
