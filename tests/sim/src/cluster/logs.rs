@@ -510,6 +510,7 @@ impl World {
                     }
                     (What::Committed(image), Some(process)) => {
                         self.counts.commits += 1;
+                        self.measure_image(process);
                         self.checks.trouble_of(process).restores = 0;
                         self.check_commit(at, process, image);
                         self.lose_images(at, process, image);

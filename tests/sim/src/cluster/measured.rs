@@ -90,6 +90,11 @@ impl World {
         self.measure(|watch| watch.joined += 1);
     }
 
+    /// A log has a whole image of a process.
+    pub(super) fn measure_image(&mut self, process: ProcessId) {
+        self.measure(|watch| _ = watch.images.insert(process));
+    }
+
     /// A node ends, because others have declared it dead.
     pub(super) fn measure_stop(&mut self, at: usize) {
         self.measure(|watch| _ = watch.excluded.insert(at));

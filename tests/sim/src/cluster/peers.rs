@@ -13,8 +13,10 @@ use super::net::{ConnId, Owner, Packet, Word};
 use super::restores::Restores;
 use super::world::World;
 
-/// Up to so many connections are looked at each time that something happens to one; of more, as many on average.
-const FEW: usize = 64;
+/// Up to so many connections are all looked at each time that something happens to one.
+const FEW: usize = 32;
+/// Of more connections, so many on average.
+const LOOKED_AT: usize = 4;
 
 /// A connection of a daemon in the network.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +108,7 @@ impl World {
         let peers = self.peers(at);
         peers.driving = Driving::No;
         peers.unchecked += 1;
-        if peers.unchecked * FEW > peers.known.len() {
+        if peers.known.len() <= FEW || peers.unchecked * LOOKED_AT > peers.known.len() {
             peers.unchecked = 0;
             peers.machine.check_invariants();
         }

@@ -221,10 +221,10 @@ fn kill(world: &mut World, dead: &[usize], death: Death) -> Result<(), String> {
 fn start(world: &mut World, ranks: usize) -> Result<(), String> {
     run_for(world, Duration::from_secs(1));
     world.start_job();
-    let is_there = |world: &World| seen(world).joined == ranks as u64 && world.counts.commits == ranks as u64;
+    let is_there = |world: &World| seen(world).joined == ranks as u64 && seen(world).images.len() == ranks;
     if !run_until(world, PATIENCE, is_there) {
-        let (joined, commits) = (seen(world).joined, world.counts.commits);
-        return Err(format!("only {joined} of {ranks} ranks have started, and {commits} have images"));
+        let (joined, images) = (seen(world).joined, seen(world).images.len());
+        return Err(format!("only {joined} of {ranks} ranks have started, and {images} have images"));
     }
     run_for(world, Duration::from_secs(1));
     Ok(())
@@ -317,6 +317,17 @@ mod tests {
         let twice = [(); 2].map(|()| run(64, SCENARIOS[2], 7, Conditions::default()).unwrap());
         assert_eq!(twice[0], twice[1]);
         assert_ne!(twice[0].detected_ms, run(64, SCENARIOS[2], 8, Conditions::default()).unwrap().detected_ms);
+    }
+
+    #[test]
+    fn a_daemon_that_is_busy_answers_later() {
+        let us = Duration::from_micros;
+        let costs = Costs { message: us(15), handshake: us(150) };
+        let [idle, busy] = [Costs::default(), costs].map(|costs| {
+            let conditions = Conditions { costs, warm: true };
+            run(48, SCENARIOS[1], 1, conditions).unwrap().agreed_ms
+        });
+        assert!(busy > idle + 2.0, "{busy} ms, and {idle} ms where work takes no time");
     }
 
     #[test]

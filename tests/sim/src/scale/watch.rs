@@ -30,6 +30,8 @@ pub struct Watch {
     pub(super) hosts: BTreeMap<ProcessId, usize>,
     /// Processes that have joined.
     pub(crate) joined: u64,
+    /// Processes of which there is an image.
+    pub(crate) images: BTreeSet<ProcessId>,
     /// Those that are about to die.
     victims: BTreeSet<NodeName>,
     lost: BTreeSet<ProcessId>,
