@@ -193,7 +193,9 @@ pub fn set_mark(fd: i32, mark: Mark, on: bool) {
 fn for_all(fd: i32, set: impl Fn(i32)) {
     set(fd);
     let kind = fds::kind(fd);
-    let Some(layer) = matches!(kind, Kind::Connection | Kind::Alias | Kind::Listener).then(layer::enter).flatten() else { return };
+    let Some(layer) = matches!(kind, Kind::Connection | Kind::Alias | Kind::Listener).then(layer::enter).flatten() else {
+        return;
+    };
     if kind == Kind::Listener {
         return layer.listeners.others(fd as u32).for_each(|fd| set(fd as i32));
     }

@@ -69,6 +69,8 @@ pub struct App {
     pub reads_input: bool,
     /// Bytes of standard input that it has read.
     pub input: u64,
+    /// If it reads a clock so many times more, and then waits for ever: nothing else.
+    pub rests: Option<u64>,
     state: u64,
 }
 
@@ -125,6 +127,8 @@ pub enum Op {
     Close {
         socket: usize,
     },
+    /// Waits for ever.
+    Rest,
     Done,
 }
 
@@ -137,7 +141,7 @@ pub fn mix(state: u64, value: u64) -> u64 {
 
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
-        let (closes, calls_again, sockets, opened, forks, looks, reads_input, input) = Default::default();
+        let (closes, calls_again, sockets, opened, forks, looks, reads_input, input, rests) = Default::default();
         let (listening, state) = (Listening::Never, mix(seed, 0));
         App {
             connects,
@@ -153,6 +157,7 @@ impl App {
             looks,
             reads_input,
             input,
+            rests,
             state,
         }
     }
@@ -182,6 +187,9 @@ impl App {
 
     /// What it does next.
     pub fn op(&self) -> Op {
+        if let Some(left) = self.rests {
+            return if left == 0 { Op::Rest } else { Op::Clock { clock: 0 } };
+        }
         let dice = mix(self.state, 1);
         if self.accepts > 0 && self.listening == Listening::Never {
             return Op::Listen;
@@ -355,6 +363,7 @@ impl App {
     /// A clock says so many nanoseconds.
     pub fn handle_clock(&mut self, time: i64) {
         self.fold(time as u64);
+        self.rests = self.rests.map(|left| left.saturating_sub(1));
     }
 
     /// Random bytes.

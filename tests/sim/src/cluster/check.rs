@@ -63,6 +63,8 @@ pub struct Checks {
     pub damaged: BTreeSet<(ProcessId, u64)>,
     /// The home that gave each epoch of each job, and when.
     homes: BTreeMap<(JobId, Epoch), (NodeId, Duration)>,
+    /// The machines that have ever been the home of the job.
+    were_home: BTreeSet<usize>,
 }
 
 impl Checks {
@@ -96,8 +98,10 @@ impl Checks {
     pub fn handle_incarnation(&mut self, process: ProcessId, incarnation: Incarnation) {
         if incarnation.epoch > self.epoch {
             // The job restarts from its beginning: what was, was not.
-            let (views, homes) = (std::mem::take(&mut self.views), std::mem::take(&mut self.homes));
-            *self = Checks { views, homes, begun_epoch: self.begun_epoch, epoch: incarnation.epoch, ..Checks::default() };
+            let (views, homes, were_home) =
+                (std::mem::take(&mut self.views), std::mem::take(&mut self.homes), std::mem::take(&mut self.were_home));
+            *self =
+                Checks { views, homes, were_home, begun_epoch: self.begun_epoch, epoch: incarnation.epoch, ..Checks::default() };
         }
         let voice = self.voices.entry(process).or_default();
         *voice = incarnation.max(*voice);
@@ -267,13 +271,14 @@ impl World {
         if self.machines[at].view == view.number {
             return;
         }
-        let mut view = view.clone();
-        self.machines[at].view = view.number;
+        let mut broken = None;
         if self.breaks.views && at == 1 {
-            view.members.pop();
+            broken.insert(view.clone()).members.pop();
         }
+        let view = broken.as_ref().unwrap_or(view);
         let known = self.checks.views.entry(view.number).or_insert_with(|| view.clone());
-        assert!(*known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
+        assert!(known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
+        self.machines[at].view = view.number;
     }
 
     /// Which machines have something of the job.
@@ -295,7 +300,9 @@ impl World {
             node.epoch_at_home(self.terminal.job()?)
         };
         let Some(here) = epoch_at(&self.machines[at]) else { return };
-        let other = (0..self.machines.len()).find(|other| *other != at && epoch_at(&self.machines[*other]) == Some(here));
+        self.checks.were_home.insert(at);
+        let other =
+            self.checks.were_home.iter().copied().find(|other| *other != at && epoch_at(&self.machines[*other]) == Some(here));
         assert!(other.is_none(), "G4: n{} and n{} are both home of epoch {here}", at + 1, other.unwrap_or(at) + 1);
     }
 
@@ -347,8 +354,11 @@ impl World {
 
     /// G2: what a process does not keep any more of what it has sent.
     pub fn check_kept(&mut self, pid: u32) {
-        let Some((sender, _)) = self.speaks(pid).filter(|_| self.checks.counts() && !self.is_ended_by_its_home()) else { return };
+        let Some((sender, _)) = self.speaks(pid).filter(|_| self.checks.counts()) else { return };
         let table = self.processes[pid as usize].lib.as_ref().expect("it speaks").observer.table();
+        if table.iter().all(|(_, connection)| connection.outgoing().start() == 0) || self.is_ended_by_its_home() {
+            return;
+        }
         for (_, connection) in table.iter() {
             let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());
             if kept == 0 {
@@ -402,7 +412,8 @@ impl World {
     /// Whether the newest view is without this machine's node.
     pub(super) fn is_declared_dead(&self, at: usize) -> bool {
         let newest = self.checks.views.last_key_value();
-        newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name(at)))
+        let name = name(at);
+        newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name))
     }
 
     /// Whether the newest incarnation of a process logs with another machine's protector.

@@ -52,8 +52,8 @@ impl World {
                 return;
             }
             match self.node(at).poll_timeout() {
-                Some(due) if due <= now => self.node(at).handle_timeout(now),
-                due => break due,
+                Some(due) if due <= now && self.machines[at].free <= now => self.node(at).handle_timeout(now),
+                due => break due.map(|due| due.max(self.machines[at].free)),
             }
         };
         let boot = self.machines[at].boot;
@@ -62,6 +62,7 @@ impl World {
             self.schedule(due, Event::Tick(at, boot));
         }
         self.check_view(at);
+        self.measure_view(at);
         self.check_home(at);
         self.note_knowledge(at);
     }
@@ -70,11 +71,21 @@ impl World {
         match output {
             Output::Send(to, message) => {
                 self.check_launch(at, &message);
+                self.measure_sent(at, &message);
                 self.drive_peers(at, |machine, now| machine.send(now, &to, message));
             }
-            Output::SendToSeed(seed, message) => self.drive_peers(at, |machine, now| machine.send_to_seed(now, seed, &message)),
-            Output::Heartbeat(to, view) => self.heartbeat(at, to, view),
-            Output::Probe(member) => self.probe(at, member),
+            Output::SendToSeed(seed, message) => {
+                self.measure_join(at, &message);
+                self.drive_peers(at, |machine, now| machine.send_to_seed(now, seed, &message));
+            }
+            Output::Heartbeat(to, view) => {
+                self.measure_beat(at);
+                self.heartbeat(at, to, view);
+            }
+            Output::Probe(member) => {
+                self.measure_probe(at);
+                self.probe(at, member);
+            }
             Output::Reply(client, reply) => {
                 self.schedule(self.now + super::LOCAL, Event::Reply(at, client.0, Box::new(reply)));
             }
@@ -96,6 +107,7 @@ impl World {
             }
             Output::Stop(why) => {
                 self.trace(|| format!("n{} ends: {why:?}", at + 1));
+                self.measure_stop(at);
                 self.kill_daemon(at);
             }
             Output::Die => self.kill_daemon(at),
@@ -149,7 +161,10 @@ impl World {
                 }
             }
             HostOutput::Signal(rank, signal) => self.signal(at, id(rank), signal),
-            HostOutput::Over => self.forget_orders(at, |process| process.job == job),
+            HostOutput::Over => {
+                self.measure_miss(|| format!("the job is over on node {at}"));
+                self.forget_orders(at, |process| process.job == job);
+            }
             HostOutput::Close(..) | HostOutput::Pmi(..) => {}
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Lost(..) => unreachable!(),
             HostOutput::Warning(..) | HostOutput::Note(..) => unreachable!(),
@@ -158,6 +173,7 @@ impl World {
     }
 
     fn signal(&mut self, at: usize, process: ProcessId, signal: i32) {
+        self.measure_miss(|| format!("rank {} is sent signal {signal}", process.rank.0));
         if let (libc::SIGSTOP | libc::SIGCONT, Some(pid)) = (signal, self.machines[at].ranks.get(&process).copied()) {
             return if signal == libc::SIGSTOP { self.stop(pid) } else { self.continue_after_stop(pid) };
         }

@@ -155,7 +155,7 @@ impl World {
         self.send(conn, 0, Packet::Word(Word::Log(begin)));
         self.lib(pid).image = Some(Shipping { conn, stage: Stage::Shipping });
         self.drive_images(pid, Images::handle_begun);
-        if self.dice.one_in(REFUSED) {
+        if self.goes_wrong(REFUSED) {
             return self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "a socket of another kind".to_owned()));
         }
         self.counts.images += 1;

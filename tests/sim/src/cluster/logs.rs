@@ -510,6 +510,7 @@ impl World {
                     }
                     (What::Committed(image), Some(process)) => {
                         self.counts.commits += 1;
+                        self.measure_image(process);
                         self.checks.trouble_of(process).restores = 0;
                         self.check_commit(at, process, image);
                         self.lose_images(at, process, image);
@@ -633,7 +634,7 @@ impl World {
 
     fn verify(&mut self, at: usize, of: Verification) {
         // Now and then a bit has flipped on the way.
-        let is_damaged = self.dice.one_in(self.plan.bad_images);
+        let is_damaged = self.goes_wrong(self.plan.bad_images);
         let Some(bytes) = self.logs(at).files.get_mut(&File::Image(of.process, of.image)) else { return };
         bytes.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
         let bytes = bytes.clone();

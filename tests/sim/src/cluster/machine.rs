@@ -1,7 +1,7 @@
 //! Machines: how one is switched on and off, and the faults that a plan has for them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use radic_protector::node::Node;
@@ -21,7 +21,8 @@ use super::world::World;
 use crate::node::node_config;
 
 const DAEMON_PORT: u16 = 1;
-const LOG_PORT: u16 = 2;
+/// The last port of a daemon: processes have others.
+pub const LOG_PORT: u16 = 2;
 
 /// One machine.
 pub struct Machine {
@@ -43,6 +44,8 @@ pub struct Machine {
     pub paused: Duration,
     /// The same of its protector.
     pub hung: Duration,
+    /// When its daemon has done all that it has to do, if that takes time.
+    pub free: Duration,
     /// When the node is called next.
     pub tick: Option<Duration>,
     /// Time that its disk takes, at most.
@@ -55,7 +58,7 @@ pub struct Machine {
 
 /// Where something listens on a machine.
 pub fn address(at: usize, port: u16) -> SocketAddr {
-    ([10, 0, 0, at as u8 + 1], port).into()
+    (Ipv4Addr::from_bits(10 << 24 | (at as u32 + 1)), port).into()
 }
 
 /// The name of a machine's node.
@@ -89,6 +92,7 @@ impl World {
             ranks: BTreeMap::new(),
             paused: Duration::ZERO,
             hung: Duration::ZERO,
+            free: Duration::ZERO,
             tick: None,
             disk: Duration::from_micros(400),
             view: 0,
@@ -98,6 +102,9 @@ impl World {
 
     /// The kernel of a machine that was switched on knows nothing of connections of before, and says so to a peer that sends on one; here at once.
     fn reset_connections(&mut self, at: usize) {
+        if self.machines[at].boot == 0 {
+            return;
+        }
         for conn in 0..self.net.conns.len() {
             let ends = &self.net.conns[conn].ends;
             let there = (0..2).find(|side| ends[*side].machine == at && ends[1 - side].machine != at && !ends[1 - side].closed);
@@ -121,7 +128,8 @@ impl World {
         let seed = self.plan.seed.wrapping_mul(64) + at as u64 + u64::from(boot) * 1_000;
         let mut config = node_config(self.machines[at].member.clone(), seed, join);
         config.timing.fan_out = self.plan.fan_out;
-        self.machines[at].node = Some(Box::new(Node::new(self.now, config)));
+        let node = self.formed.node(self.now, at, boot, config);
+        self.machines[at].node = Some(Box::new(node));
         self.net.listeners.insert(address(at, DAEMON_PORT), Owner::Daemon(at, boot));
         self.net.listeners.insert(address(at, LOG_PORT), Owner::Logs(at, boot));
         self.after_node(at);
@@ -148,6 +156,11 @@ impl World {
         if self.machines[at].tick.is_some_and(|tick| tick > now) {
             return;
         }
+        let Machine { free, boot, .. } = self.machines[at];
+        if free > now {
+            self.machines[at].tick = Some(free);
+            return self.schedule(free, Event::Tick(at, boot));
+        }
         self.machines[at].tick = None;
         if let Some(node) = self.machines[at].node.as_mut().filter(|node| node.poll_timeout().is_some_and(|due| due <= now)) {
             node.handle_timeout(now);
@@ -160,6 +173,7 @@ impl World {
 impl World {
     /// An event was recorded.
     pub fn handle_event(&mut self, at: usize, event: &radic_wire::event::Event) {
+        self.measure_event(at, event);
         self.trace(|| format!("n{}: {}: {}", at + 1, event.event.as_str(), event.text));
         if self.started.is_none() {
             return;

@@ -9,6 +9,8 @@
 //! | [`net`] | ordered connections with delays, cuts, and what is lost when they break |
 //! | [`terminal`] | the terminal, which starts the job and looks for it |
 //! | [`judge`] | whether the job has ended as it may |
+//! | `formed` | clusters that are measured: their machines have been members of one view for some time |
+//! | `costs`, `measured` | what the work of a daemon costs, and what a measurement is told ([`crate::scale`]) |
 //! | [`anew`] | whether the job has restarted from its beginning only where nothing else was left |
 //! | [`daemon`] | drives the node: timers, and the ranks' processes |
 //! | [`peers`] | drives what decides about connections between daemons |
@@ -32,8 +34,10 @@ use std::time::Duration;
 pub mod anew;
 pub mod calls;
 pub mod check;
+mod costs;
 pub mod counts;
 pub mod daemon;
+mod formed;
 pub mod images;
 pub mod judge;
 mod leaving;
@@ -41,6 +45,7 @@ pub mod links;
 mod locks;
 pub mod logs;
 pub mod machine;
+mod measured;
 pub mod net;
 mod outgoing;
 pub mod past;

@@ -13,7 +13,7 @@ use radic_wire::limits;
 use radic_wire::login::Channel;
 
 use super::calls::is_of_program;
-use super::machine::address;
+use super::machine::{LOG_PORT, address};
 use super::queue::Event;
 use super::world::World;
 use crate::dice::Dice;
@@ -130,12 +130,14 @@ pub struct Net {
     pub listeners: BTreeMap<SocketAddr, Owner>,
     /// Ports that were given.
     ports: u16,
+    /// It only delays, and no delay is long.
+    pub quiet: bool,
 }
 
 /// The machine with this address.
 pub fn machine_of(address: SocketAddr) -> usize {
     match address.ip() {
-        std::net::IpAddr::V4(ip) => ip.octets()[3] as usize - 1,
+        std::net::IpAddr::V4(ip) => (ip.to_bits() & 0xff_ffff) as usize - 1,
         std::net::IpAddr::V6(_) => unreachable!("the simulated network is IPv4"),
     }
 }
@@ -169,10 +171,16 @@ impl Net {
             return None;
         }
         let (a, b) = (conn.ends[0].machine, conn.ends[1].machine);
-        let base = if a == b { 10 } else { 60 };
-        let spread = if a == b { 20 } else { [60, 60, 60, 2_000][dice.below(4)] };
+        let (base, spread) = match (a == b, self.quiet) {
+            (true, _) => (10, 20),
+            (false, true) => (50, 100),
+            (false, false) => (60, [60, 60, 60, 2_000][dice.below(4)]),
+        };
         let slow: Duration = [a, b].iter().filter_map(|m| self.slow.get(m)).copied().sum();
         let latency = Duration::from_micros(base + dice.below(spread) as u64) + if a == b { Duration::ZERO } else { slow };
+        // The channel's handshake is one more round trip, before the first word.
+        let ways = if self.quiet && a != b && matches!(packet, Packet::Ack) { 3 } else { 1 };
+        let latency = latency * ways;
         let lane = &mut self.conns[id].lanes[1 - from];
         lane.last = lane.last.max(now + latency);
         lane.packets.push_back(packet);
@@ -246,9 +254,11 @@ impl World {
         if self.net.conns[conn].ends[from].closed {
             return;
         }
+        self.measure_packet(conn, from, &packet);
         let twice = self.breaks.twice && matches!(packet, Packet::Bytes(_)) && self.dice.one_in(20);
+        let leaves = self.leaves(conn, from, &packet);
         for packet in std::iter::repeat_n(packet, if twice { 2 } else { 1 }) {
-            if let Some(at) = self.net.send(&mut self.dice, self.now, conn, from, packet) {
+            if let Some(at) = self.net.send(&mut self.dice, leaves, conn, from, packet) {
                 self.schedule(at, Event::Arrive(conn, 1 - from));
             }
         }
@@ -295,8 +305,9 @@ impl World {
             // Its kernel does not run either.
             return self.schedule(self.machines[at].paused, Event::Arrive(conn, side));
         }
-        if let Some(Owner::Process(pid)) = self.net.listeners.get(&self.net.conns[conn].to).copied()
-            && side == 1
+        if side == 1
+            && self.net.conns[conn].to.port() > LOG_PORT
+            && let Some(Owner::Process(pid)) = self.net.listeners.get(&self.net.conns[conn].to).copied()
             && self.is_stopped(pid)
         {
             return self.hold_arrival(pid, conn, side);
@@ -321,6 +332,14 @@ impl World {
             Some(ready) if ready > self.now => return self.schedule(ready, Event::Arrive(conn, side)),
             _ => {}
         }
+        match self.served_at(conn, side) {
+            Some(at) if at > self.now => self.schedule(at, Event::Served(conn, side)),
+            _ => self.take_in(conn, side),
+        }
+    }
+
+    /// The owner of this side takes the next packet.
+    pub fn take_in(&mut self, conn: ConnId, side: usize) {
         let Some(packet) = self.net.take(conn, side) else { return };
         self.note(&Event::Arrive(conn, side));
         self.hand_over(conn, side, packet);

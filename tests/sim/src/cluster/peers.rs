@@ -13,6 +13,11 @@ use super::net::{ConnId, Owner, Packet, Word};
 use super::restores::Restores;
 use super::world::World;
 
+/// Up to so many connections are all looked at each time that something happens to one.
+const FEW: usize = 32;
+/// Of more connections, so many on average.
+const LOOKED_AT: usize = 4;
+
 /// A connection of a daemon in the network.
 #[derive(Debug, Clone, Copy)]
 struct Known {
@@ -37,6 +42,8 @@ pub struct Connections {
     known: BTreeMap<ConnId, Known>,
     conns: BTreeMap<ConnectionId, ConnId>,
     driving: Driving,
+    /// How often something has happened since all was looked at.
+    unchecked: usize,
     /// When the machine is called, as far as that is scheduled.
     timeout: Option<Duration>,
     beats: Heartbeats,
@@ -55,12 +62,18 @@ impl Connections {
             known: BTreeMap::new(),
             conns: BTreeMap::new(),
             driving: Driving::No,
+            unchecked: 0,
             timeout: None,
             beats: Heartbeats::new(me, &Timing::default()),
             beat: None,
             beats_timeout: None,
             restores: Restores::default(),
         }
+    }
+
+    /// Whether this daemon's heartbeats leave on this connection.
+    pub fn is_of_heartbeats(&self, conn: ConnId) -> bool {
+        self.beat.is_some_and(|(of, _)| of == conn)
     }
 
     fn add(&mut self, conn: ConnId, known: Known) {
@@ -94,7 +107,11 @@ impl World {
         }
         let peers = self.peers(at);
         peers.driving = Driving::No;
-        peers.machine.check_invariants();
+        peers.unchecked += 1;
+        if peers.known.len() <= FEW || peers.unchecked * LOOKED_AT > peers.known.len() {
+            peers.unchecked = 0;
+            peers.machine.check_invariants();
+        }
         let is_scheduled = |due: &Duration| peers.timeout.is_some_and(|at| at <= *due && at > now);
         if let Some(due) = peers.machine.poll_timeout().filter(|due| !is_scheduled(due)) {
             peers.timeout = Some(due);
@@ -117,13 +134,19 @@ impl World {
             }
             Action::Close(id, reason) => {
                 check_reason(&reason);
+                if reason == Reason::Crowd {
+                    self.measure_turned_away();
+                }
                 if let Some(conn) = self.peers(at).conns.get(&id).copied() {
                     let side = self.peers(at).known[&conn].side;
                     self.peers(at).remove(conn);
                     self.close(conn, side);
                 }
             }
-            Action::Tell(input) => self.input(at, input),
+            Action::Tell(input) => {
+                self.measure_heard(at, &input);
+                self.input(at, input);
+            }
             Action::Refused(from, reason) => self.trace(|| format!("n{} refuses {from}: {reason}", at + 1)),
             Action::Dropped(to, _, reason) => self.trace(|| format!("n{} drops what is for {to:?}: {reason}", at + 1)),
         }
@@ -143,7 +166,7 @@ impl World {
 
     /// Something came for the daemon.
     pub fn daemon_arrive(&mut self, at: usize, conn: ConnId, packet: Packet) {
-        if self.peers(at).beat.is_some_and(|(of, _)| of == conn) {
+        if self.peers(at).is_of_heartbeats(conn) {
             return self.arrive_for_heartbeats(at, conn, packet);
         }
         if let Packet::Syn = packet {
@@ -175,8 +198,16 @@ impl World {
     fn accept_for_daemon(&mut self, at: usize, conn: ConnId) {
         let from = self.net.conns[conn].from;
         match self.drive_peers(at, |machine, now| machine.handle_accepted(now, from)) {
-            Some(id) => self.peers(at).add(conn, Known { id, side: 1, taken: true }),
-            None => self.close(conn, 1),
+            Some(id) => {
+                self.peers(at).add(conn, Known { id, side: 1, taken: true });
+                if let Some(costs) = self.plan.quiet {
+                    self.work(at, costs.handshake);
+                }
+            }
+            None => {
+                self.measure_turned_away();
+                self.close(conn, 1);
+            }
         }
     }
 

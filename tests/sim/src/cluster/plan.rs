@@ -8,6 +8,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::job::RestartOn;
 
+use super::program::STARTED;
 use crate::app::{App, mix};
 use crate::dice::Dice;
 
@@ -49,6 +50,15 @@ pub enum When {
     At(Duration),
     /// So long after this event has been recorded for the nth time, anywhere.
     After(EventName, u32, Duration),
+}
+
+/// What the work of a daemon costs in virtual time. Nothing, unless told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Costs {
+    /// Sending a frame to another daemon, or handling one. Heartbeats are sent by a thread of their own, and cost the daemon nothing.
+    pub message: Duration,
+    /// One end of the handshake of a new connection.
+    pub handshake: Duration,
 }
 
 /// See the module's text.
@@ -100,6 +110,9 @@ pub struct Plan {
     pub fan_out: usize,
     /// What goes wrong.
     pub faults: Vec<(When, Fault)>,
+    /// If the cluster is one to be measured: nothing goes wrong by itself, the network only delays, and the ranks do nothing but wait.
+    /// Its machines have been members of one view for some time, and any of them hosts ranks.
+    pub quiet: Option<Costs>,
 }
 
 /// Threads, programs that execute others, and standard input of a seed.
@@ -217,6 +230,7 @@ impl Plan {
             input,
             fan_out: Timing::default().fan_out,
             faults: Vec::new(),
+            quiet: None,
         };
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
             plan.add_fault(dice);
@@ -255,6 +269,7 @@ impl Plan {
             input,
             fan_out: Timing::default().fan_out,
             faults: Vec::new(),
+            quiet: None,
         };
         for _ in 0..4 + dice.below(16) {
             let (at, victim) = (ms(dice.below(2_500)), 1 + dice.below(hosts));
@@ -270,6 +285,36 @@ impl Plan {
             }
         }
         plan.often_by_default()
+    }
+
+    /// So many machines that are measured, with a job of so many ranks, one on each of the first of them.
+    pub fn quiet(seed: u64, machines: usize, ranks: u32, costs: Costs) -> Plan {
+        Plan {
+            seed,
+            machines,
+            spares: 0,
+            ranks,
+            replicas: 1,
+            durable: false,
+            interval: Duration::ZERO,
+            pace: Duration::from_millis(200),
+            quota: 0,
+            restart_on: RestartOn::Protector,
+            bad_images: 0,
+            useless_images: 0,
+            threads: false,
+            meets: false,
+            executes: false,
+            closes: false,
+            looks: false,
+            causal: false,
+            stays: false,
+            suspensions: 0,
+            input: 0,
+            fan_out: Timing::default().fan_out,
+            faults: Vec::new(),
+            quiet: Some(costs),
+        }
     }
 
     fn add_fault(&mut self, dice: &mut Dice) {
@@ -317,6 +362,11 @@ impl Plan {
 
     /// The program of a rank: each connects to those above it, and accepts those below.
     pub fn app_of(&self, job: JobId, rank: u32) -> App {
+        if self.quiet.is_some() {
+            let mut app = App::new(self.seed, Vec::new(), 0, self.quota, false);
+            app.rests = Some(STARTED);
+            return app;
+        }
         let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
         let mut app = App::new(self.seed, connects, rank as usize, self.quota, rank == 0);
         (app.forks, app.reads_input) = (self.threads, rank == 0);

@@ -322,6 +322,7 @@ impl World {
         let (lib, ended, step, stopped, pipes, programs) = Default::default();
         self.processes.push(Process { id, machine: at, lib, restored, ended, step, stopped, pipes, programs });
         self.machines[at].ranks.insert(id, pid);
+        self.measure_place(at, id);
         self.trace(|| {
             format!("n{}: {id} is process {pid}, {}", at + 1, if restored.is_some() { "from an image" } else { "new" })
         });
@@ -448,7 +449,10 @@ impl World {
             None => self.fail(pid, "its node has closed the connection"),
             Some(FromNode::Joined { incarnation, protector, journal, .. }) => self.joined(pid, (incarnation, journal), protector),
             Some(FromNode::Restart(restart)) => self.come_back(pid, *restart),
-            Some(FromNode::Refused(why)) => self.fail(pid, &why),
+            Some(FromNode::Refused(why)) => {
+                self.measure_miss(|| format!("process {pid} is refused: {why}"));
+                self.fail(pid, &why);
+            }
             Some(message) => {
                 if let Some(lib) = &mut self.processes[pid as usize].lib {
                     lib.from_node.push_back(message);
@@ -461,6 +465,7 @@ impl World {
     }
 
     fn joined(&mut self, pid: u32, (incarnation, journal): (Incarnation, u64), protector: SocketAddr) {
+        self.measure_joined();
         let id = self.processes[pid as usize].id;
         if incarnation.epoch > self.checks.epoch {
             self.pasts.clear();
@@ -684,7 +689,7 @@ impl World {
         if blocked {
             return us(2_000 + self.dice.below(8_000));
         }
-        if self.dice.one_in(60) {
+        if self.goes_wrong(60) {
             let busy = self.now + us(self.dice.below(40_000));
             self.lib(pid).busy = busy;
         }

@@ -17,6 +17,8 @@ use super::plan::Fault;
 pub enum Event {
     /// A packet arrives at this side.
     Arrive(ConnId, usize),
+    /// The daemon of this side has come to what has arrived there: it was busy.
+    Served(ConnId, usize),
     /// The kernel of this side gives a link up whose other machine is silent.
     Silent(ConnId, usize),
     /// For the node of a machine.
@@ -88,13 +90,17 @@ impl Queue {
         self.order.push(Reverse(Key::from(at) << (NUMBER + PLACE) | Key::from(number << PLACE | place as u64)));
     }
 
+    /// When the next thing happens.
+    pub fn next_at(&self) -> Option<Duration> {
+        self.order.peek().map(|Reverse(key)| time_of(*key))
+    }
+
     /// What happens next, and when.
     pub fn pop(&mut self) -> Option<(Duration, Event)> {
         let Reverse(key) = self.order.pop()?;
         let place = place_of(key);
         self.free.push(place);
-        let at = Duration::from_nanos((key >> (NUMBER + PLACE)) as u64);
-        Some((at, self.events[place].take().expect("what is in order is there")))
+        Some((time_of(key), self.events[place].take().expect("what is in order is there")))
     }
 
     /// What is to come is kept only if it is wanted.
@@ -110,6 +116,10 @@ impl Queue {
             keep
         });
     }
+}
+
+fn time_of(key: Key) -> Duration {
+    Duration::from_nanos((key >> (NUMBER + PLACE)) as u64)
 }
 
 fn place_of(key: Key) -> usize {

@@ -209,7 +209,7 @@ impl World {
 
     /// Whether a bit of an image has flipped since it was verified.
     pub fn is_damaged_since(&mut self, process: ProcessId, image: u64) -> bool {
-        let is_damaged = self.dice.one_in(ROTTEN);
+        let is_damaged = self.goes_wrong(ROTTEN);
         if is_damaged {
             self.checks.damaged.insert((process, image));
         }

@@ -524,7 +524,7 @@ impl World {
         let epoch = Some(self.checks.epoch);
         let ends = |node: &Node, job| node.has_decided_end(job) && node.epoch_at_home(job) == epoch;
         let ends_here = |at: usize, job| self.machines[at].node.as_ref().is_some_and(|node| ends(node, job));
-        let is_ending = |job| (0..self.machines.len()).any(|at| is_there(at) && ends_here(at, job));
+        let is_ending = |job| (0..self.machines.len()).any(|at| ends_here(at, job) && is_there(at));
         is_over || self.processes.iter().any(is_ended) || self.terminal.job().is_some_and(is_ending)
     }
 

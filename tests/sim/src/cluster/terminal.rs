@@ -71,10 +71,13 @@ impl World {
     /// The terminal starts the job; the plan's faults begin to count.
     pub fn start_job(&mut self) {
         self.started = Some(self.now);
-        let hosts = (1..self.plan.machines - self.plan.spares).map(name).collect();
+        let is_quiet = self.plan.quiet.is_some();
+        let hosts = if is_quiet { 0..0 } else { 1..self.plan.machines - self.plan.spares };
+        let interval = Interval::Every(self.plan.interval.as_millis() as u64);
         let protection = Protection {
             protect: Protect::On,
-            interval: Interval::Every(self.plan.interval.as_millis() as u64),
+            // Each rank makes one image, when it has begun.
+            interval: if is_quiet { Interval::Never } else { interval },
             replicas: self.plan.replicas,
             log_mode: if self.plan.causal { LogMode::Causal } else { LogMode::Waiting },
             payload: if self.plan.stays { PayloadMode::Sender } else { PayloadMode::Log },
@@ -91,7 +94,7 @@ impl World {
             templates: vec![],
             dir: ByteBuf::from("/"),
             ranks: self.plan.ranks,
-            nodes: hosts,
+            nodes: hosts.map(name).collect(),
             map_by: MapBy::Node,
             umask: 0o022,
             protection,
@@ -101,7 +104,7 @@ impl World {
             life: 0,
         };
         self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
-        self.ask(Request::Run { spec: Box::new(spec), attach: true });
+        self.ask(Request::Run { spec: Box::new(spec), attach: !is_quiet });
         self.plan_suspension();
         for (when, fault) in std::mem::take(&mut self.pending) {
             match when {
@@ -114,7 +117,12 @@ impl World {
     /// The terminal hears something.
     pub fn hear_reply(&mut self, reply: Reply) {
         match reply {
-            Reply::Attached { job, .. } => (self.terminal.job, self.terminal.since) = (Some(job), None),
+            Reply::Attached { job, .. } => {
+                (self.terminal.job, self.terminal.since) = (Some(job), None);
+                if self.plan.quiet.is_some() {
+                    self.leave_terminal();
+                }
+            }
             Reply::Output { rank, stream: OutputStream::Stdout, offset, data, .. } => {
                 self.show(rank, offset, &data);
                 self.ask(Request::Printed(data.len() as u64));

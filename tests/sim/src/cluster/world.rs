@@ -12,6 +12,7 @@ use radic_wire::ids::{Epoch, ProcessId, Rank};
 
 use super::check::Checks;
 use super::counts::{Breaks, Counts};
+use super::formed::Formed;
 use super::images::Saved;
 use super::judge::Crashes;
 use super::machine::Machine;
@@ -23,6 +24,7 @@ use super::queue::{Event, Queue};
 use super::suspension::Command;
 use super::terminal::Terminal;
 use crate::dice::Dice;
+use crate::scale::watch::Watch;
 
 /// Virtual time that a job may take, from its start: the longest waits of the protocol are of 60 s, and some follow each other.
 const HANG: Duration = Duration::from_secs(400);
@@ -59,6 +61,10 @@ pub struct World {
     pub over: Option<(usize, bool)>,
     pub crashes: Crashes,
     pub breaks: Breaks,
+    /// What the nodes of a plan that is measured have had for some time.
+    pub formed: Formed,
+    /// The measurement, if there is one.
+    pub watch: Option<Box<Watch>>,
     tracing: bool,
     /// When the job was started.
     pub started: Option<Duration>,
@@ -79,6 +85,7 @@ impl World {
         let (terminal, checks, pasts, counts, kept, over, crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
+        let (formed, watch) = Default::default();
         let mut world = World {
             plan,
             dice,
@@ -100,17 +107,19 @@ impl World {
             over,
             crashes,
             breaks,
+            formed,
+            watch,
             tracing,
             started,
             seen,
             pending,
             digest: 0,
         };
-        for at in 0..world.plan.machines {
-            let machine = world.machine(at, 0);
-            world.machines.push(machine);
-            world.switch_on(at);
+        world.machines = (0..world.plan.machines).map(|at| world.machine(at, 0)).collect();
+        if world.plan.quiet.is_some() {
+            world.form();
         }
+        (0..world.plan.machines).for_each(|at| world.switch_on(at));
         world
     }
 
@@ -181,6 +190,7 @@ impl World {
                 (self.processes[*pid as usize].machine, None)
             }
             Event::Arrive(conn, side) => return self.arrive(*conn, *side),
+            Event::Served(conn, side) => return self.take_in(*conn, *side),
             Event::Silent(conn, side) => (self.net.conns[*conn].ends[*side].machine, None),
             Event::Reply(..) | Event::Fault(_) | Event::Attach | Event::Command(..) => (usize::MAX, None),
         };
@@ -193,7 +203,7 @@ impl World {
         }
         self.note(&event);
         match event {
-            Event::Arrive(..) => unreachable!("handled above"),
+            Event::Arrive(..) | Event::Served(..) => unreachable!("handled above"),
             Event::Silent(conn, side) => self.end_silent(conn, side),
             Event::Input(at, _, input) => self.input(at, *input),
             Event::OfProcess(at, _, pid, input) => {
@@ -221,7 +231,7 @@ impl World {
     /// The same seed has the same digest.
     pub fn note(&mut self, event: &Event) {
         let kind = match event {
-            Event::Arrive(conn, side) => 1 + 16 * (*conn as u64 * 2 + *side as u64),
+            Event::Arrive(conn, side) | Event::Served(conn, side) => 1 + 16 * (*conn as u64 * 2 + *side as u64),
             Event::Input(at, ..) => 2 + 16 * *at as u64,
             Event::OfProcess(_, _, pid, _) => 3 + 16 * u64::from(*pid),
             Event::Tick(at, _) => 4 + 16 * *at as u64,

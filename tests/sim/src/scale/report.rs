@@ -9,7 +9,8 @@ use radic_wire::limits;
 use serde::Serialize;
 
 use super::plot::{Plot, Series};
-use super::{AT_ONCE, Costs, Joining, Outcome, SCENARIOS, join, run};
+use super::{AT_ONCE, Conditions, Joining, Outcome, SCENARIOS, join, run};
+use crate::cluster::plan::Costs;
 
 /// Measures large clusters of the real state machines in virtual time: detection, agreement, messages of each node, and the time until all know a new place.
 #[derive(Debug, Args)]
@@ -28,13 +29,13 @@ pub struct ScaleArgs {
     /// Runs of each scenario, with one seed after the other.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// Microseconds of its processor that a daemon spends on each message that it sends or handles.
+    /// Microseconds of its processor that a daemon spends on each frame that it sends or handles: messages, and what acknowledges them.
     #[arg(long, default_value_t = 0, value_name = "US")]
     message_us: u64,
     /// The same for one end of the handshake of a new connection.
     #[arg(long, default_value_t = 0, value_name = "US")]
     handshake_us: u64,
-    /// Before the death every node has a link with the first, and that one with every node, as after an earlier death.
+    /// Another node has died before: every node has a link with the first, and that one with every node.
     #[arg(long)]
     warm: bool,
     /// Only the scenarios with this in their name.
@@ -80,13 +81,14 @@ pub fn scale(args: &ScaleArgs) -> io::Result<bool> {
 
 fn measure(args: &ScaleArgs) -> Results {
     let us = Duration::from_micros;
-    let costs = Costs { message: us(args.message_us), handshake: us(args.handshake_us), warm: args.warm };
+    let costs = Costs { message: us(args.message_us), handshake: us(args.handshake_us) };
+    let conditions = Conditions { costs, warm: args.warm };
     let mut results = Results::default();
     for nodes in args.nodes.iter().map(|nodes| *nodes as usize) {
         let begin = Instant::now();
         let scenarios = SCENARIOS.iter().filter(|scenario| scenario.name.contains(&args.only));
         for (scenario, more) in scenarios.flat_map(|scenario| (0..u64::from(args.runs)).map(move |more| (scenario, more))) {
-            match run(nodes, *scenario, args.seed + more, costs) {
+            match run(nodes, *scenario, args.seed + more, conditions) {
                 Ok(outcome) => results.runs.push(outcome),
                 Err(why) => results.failures.push(format!("{nodes} nodes, {}, seed {}: {why}", scenario.name, args.seed + more)),
             }
@@ -128,7 +130,7 @@ fn worst(row: &[&Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
 /// The tables, as Markdown: of each row the worst run.
 fn tables(results: &Results) -> String {
     let mut text = "| nodes | which die | ranks | detected, ms | agreed, first to last, ms | all know, ms | of it spreading, ms \
-         | messages of a node: mean | busiest | busiest, KiB | callers of one | new at once | false alarms: suspected, confirmed, frozen |\n\
+         | messages of a node: mean | busiest | busiest, KiB | callers of one | turned away | false alarms: suspected, confirmed, frozen |\n\
          |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
         .to_owned();
     for row in rows(&results.runs) {
@@ -146,7 +148,7 @@ fn tables(results: &Results) -> String {
             most(&|o| o.failure.most),
             most(&|o| o.failure.most_bytes / 1024.0),
             most(&|o| o.callers as f64),
-            most(&|o| o.greeting as f64),
+            most(&|o| o.turned_away as f64),
             most(&|o| o.suspected_alive as f64),
             most(&|o| o.confirmed_alive as f64),
             most(&|o| o.frozen as f64),
