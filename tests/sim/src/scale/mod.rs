@@ -5,7 +5,7 @@
 //! cargo run --release -p radic-sim -- scale --nodes 64,256,1000,4000,10000 --svg docs/scale
 //! ```
 //!
-//! - [`watch`]: what a run waits for, and what it counts;
+//! - [`mod@watch`]: what a run waits for, and what it counts;
 //! - [`report`]: the table; [`plot`]: the pictures.
 //!
 //! The cluster is the one that seeds run on ([`World`]), with the plan of [`Plan::quiet`]: its network only delays, it loses nothing, and has room for
