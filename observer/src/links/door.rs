@@ -142,9 +142,12 @@ impl Links {
         // The acceptor may mean a link that was replaced since. It answers no first attempt (number 0), so if it names another
         // attempt, that one was of an earlier incarnation, and the acceptor never read the greeting of this one.
         let is_of_now = connection.attempt().is_none_or(|(of, attempt)| of != me || attempt == 0 || attempt == hello.attempt);
+        let is_answered = connection.attempt() == Some((me, hello.attempt));
         let (link, end) = (connection.link(), connection.stream_out());
         match self.reconnections.get(&end).map(|of| of.stage) {
             Some(Stage::Down { .. }) => self.set_stage(end, Stage::Down { due: Duration::ZERO }),
+            // The acceptor has answered this attempt, and given its link up since. The answer is on another socket, and is not read yet.
+            Some(Stage::Greeted { .. }) if is_answered => self.try_again(cx, end, Duration::ZERO),
             Some(stage) if !matches!(stage, Stage::Asked { .. }) => {}
             _ if link == Link::Up && is_of_now => self.break_link(cx, slot, GIVEN_UP),
             _ => {}

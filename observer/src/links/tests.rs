@@ -128,6 +128,28 @@ fn a_broken_link_is_dialed_greeted_and_answered() {
     assert!(!one.links.is_any_down() && one.links.poll_timeout().is_none());
 }
 
+/// An acceptor gives up a link that it has just made when its log is over. Its word that it has is on another socket than its answer.
+#[test]
+fn a_call_that_is_read_before_the_answer_counts() {
+    let (mut one, mut other, slot, there) = pair();
+    one.breaks(slot);
+    let (socket, hello) = one.greets();
+    let (_, result, actions) = other.is_visited(&hello);
+    result.expect("it is welcome");
+    let answer = installed(&actions).answer.expect("every greeting but the first is answered");
+    other.breaks(there);
+    let (_, call) = other.greets();
+    let (visitor, result, actions) = one.is_visited(&call);
+    result.expect("it is heard");
+    assert_eq!(actions, [Action::Close(visitor), Action::Close(socket)]);
+    let (result, actions) = one.drive(|links, cx| links.handle_answer(cx, socket, &answer));
+    result.expect("it is of a socket that is closed");
+    assert_eq!(actions, []);
+    let (_, hello) = one.greets();
+    assert_eq!(hello.attempt, 2, "it is dialed at once");
+    assert_eq!(installed(&other.is_visited(&hello).2).end, end(&other, there));
+}
+
 #[test]
 fn the_acceptor_calls_and_the_opener_dials() {
     let (mut one, mut other, slot, there) = pair();
