@@ -129,7 +129,7 @@ impl Links {
         if !connection.opened_here {
             let greeting = Box::new(call(cx, connection));
             self.actions.push_back(Action::Greet { socket, peer: to, greeting });
-            return self.try_again(cx, end, PATIENCE);
+            return self.try_again(cx, end, until_next_call(reconnection.attempts));
         }
         let Some(hello) = cx.observer.dial(slot) else { return self.try_again(cx, end, RETRY) };
         self.actions.push_back(Action::Greet { socket, peer: to, greeting: Box::new(hello) });
@@ -209,6 +209,12 @@ impl Links {
             }
         }
     }
+}
+
+/// Time until an opener that was called so often is called again: longer and longer. One that catches up does not say of each
+/// connection what has become of it, and one that computes hears nothing.
+fn until_next_call(calls: u32) -> Duration {
+    (RETRY * 2u32.pow(calls.saturating_sub(1).min(8))).min(PATIENCE)
 }
 
 /// What the acceptor of a connection says to its opener: that the link of this attempt is broken.

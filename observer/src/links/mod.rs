@@ -32,7 +32,7 @@ mod under_way;
 
 /// Time between two attempts to dial.
 const RETRY: Duration = Duration::from_millis(100);
-/// Time after which a process that is away, or an opener that was called, is looked for again.
+/// Time after which a process that is away is looked for again, and the longest after which an opener that was called is called again.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks for connections that replay has made and that have no link.
 const LOOK: Duration = Duration::from_millis(10);

@@ -128,6 +128,18 @@ fn a_broken_link_is_dialed_greeted_and_answered() {
     assert!(!one.links.is_any_down() && one.links.poll_timeout().is_none());
 }
 
+/// It may catch up, and then it does not say what has become of the connection.
+#[test]
+fn an_opener_is_called_again_later_and_later() {
+    let (_, mut other, _, there) = pair();
+    other.breaks(there);
+    for pause in [100, 200, 400, 800, 1000, 1000] {
+        assert!(other.greets().1.is_call());
+        assert_eq!(other.links.poll_timeout(), Some(other.now + Duration::from_millis(pause)));
+        other.now += Duration::from_millis(pause);
+    }
+}
+
 /// An acceptor gives up a link that it has just made when its log is over. Its word that it has is on another socket than its answer.
 #[test]
 fn a_call_that_is_read_before_the_answer_counts() {

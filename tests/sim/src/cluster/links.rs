@@ -138,6 +138,7 @@ impl World {
     }
 
     fn carry_out_of_links(&mut self, pid: u32, action: Action) {
+        self.trace(|| format!("process {pid}, of its links: {action:?}"));
         match action {
             Action::Tell(message) => self.tell_node(pid, message),
             Action::Dial(socket, door) => {
