@@ -61,12 +61,17 @@ impl Cluster {
         }
     }
 
-    /// A job that `client` at node 5 resumes goes on, and nothing of that kind that is said of it to a node arrives.
-    fn go_on_without(&mut self, client: u64, suspension: &Suspension, node: usize, is_it: impl Fn(&PeerMessage) -> bool) {
-        assert!(self.begin_to_resume(5, client, suspension));
-        self.ask(5, client, Request::BeginResumed);
-        self.lose_next(node, is_it);
-        self.run_for(LATENCY * 2);
+    /// So many nodes, and a job that was suspended and that node 5 has resumed. It goes on, and of what is said of that the next word of this kind to
+    /// `node` is lost.
+    fn resumed_without(nodes: usize, node: usize, is_it: impl Fn(&PeerMessage) -> bool) -> (Cluster, JobId, Box<Suspension>) {
+        let mut cluster = Cluster::new(nodes);
+        let job = cluster.start_recoverable(5, 3);
+        let suspension = cluster.suspend_and_end(5, 7, job);
+        assert!(cluster.begin_to_resume(5, 8, &suspension));
+        cluster.ask(5, 8, Request::BeginResumed);
+        cluster.lose_next(node, is_it);
+        cluster.run_for(LATENCY * 2);
+        (cluster, job, suspension)
     }
 
     /// Whether what a command has given to the log service of a node was forgotten.
@@ -230,10 +235,7 @@ fn what_a_command_has_given_is_forgotten_when_its_node_is_lost() {
 /// heard: that one was told before what the command had given it, and brings the rank back.
 #[test]
 fn a_home_is_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
-    let mut cluster = Cluster::new(6);
-    let job = cluster.start_recoverable(5, 3);
-    let suspension = cluster.suspend_and_end(5, 7, job);
-    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
+    let (mut cluster, job, _) = Cluster::resumed_without(6, 3, Cluster::is_resume);
     assert!(!cluster.nodes[&name(3)].knows(job));
     cluster.kill_all(&[1]);
     cluster.run_until(|c| [0, 1, 2].iter().all(|rank| c.restores(at(job, *rank)) > 0));
@@ -246,10 +248,7 @@ fn a_home_is_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
 /// what the command had given: others have heard.
 #[test]
 fn a_home_and_the_command_s_node_are_lost_before_all_protectors_have_heard_that_a_job_goes_on() {
-    let mut cluster = Cluster::new(7);
-    let job = cluster.start_recoverable(5, 3);
-    let suspension = cluster.suspend_and_end(5, 7, job);
-    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
+    let (mut cluster, job, _) = Cluster::resumed_without(7, 3, Cluster::is_resume);
     assert!(cluster.nodes[&name(2)].knows(job) && !cluster.nodes[&name(3)].knows(job));
     cluster.kill_all(&[1, 5]);
     cluster.run_until(|c| [0, 1, 2].iter().all(|rank| c.restores(at(job, *rank)) > 0));
@@ -261,10 +260,7 @@ fn a_home_and_the_command_s_node_are_lost_before_all_protectors_have_heard_that_
 /// The command's node is lost before the word of the home has come to a protector. It waits for that word, for others know that the job goes on.
 #[test]
 fn a_protector_hears_late_that_a_job_goes_on_whose_command_s_node_is_lost() {
-    let mut cluster = Cluster::new(6);
-    let job = cluster.start_recoverable(5, 3);
-    let suspension = cluster.suspend_and_end(5, 7, job);
-    cluster.go_on_without(8, &suspension, 3, Cluster::is_resume);
+    let (mut cluster, job, _) = Cluster::resumed_without(6, 3, Cluster::is_resume);
     let ward = Box::new(cluster.nodes[&name(2)].recovery.wards[&job].ward.clone());
     let ranks = vec![(Rank(1), Incarnation::restarted(1), [10, 0, 0, 2].into())];
     let resume = cluster.nodes[&name(1)].with_life(PeerMessage::ToStore(job, ToStore::Resume { ranks, ward }));
@@ -281,10 +277,8 @@ fn a_protector_hears_late_that_a_job_goes_on_whose_command_s_node_is_lost() {
 /// forget that, and say so; the job can be resumed again.
 #[test]
 fn a_job_of_which_no_node_knows_that_it_goes_on_can_be_resumed_again() {
-    let mut cluster = Cluster::new(6);
-    let job = cluster.start_recoverable(5, 3);
-    let suspension = cluster.suspend_and_end(5, 7, job);
-    cluster.go_on_without(8, &suspension, 1, |message| matches!(message, PeerMessage::ToHome(_, ToHome::Resume { .. })));
+    let is_resume = |message: &PeerMessage| matches!(message, PeerMessage::ToHome(_, ToHome::Resume { .. }));
+    let (mut cluster, job, suspension) = Cluster::resumed_without(6, 1, is_resume);
     cluster.kill_all(&[5]);
     cluster.run_until(|c| [2, 3, 4].iter().all(|node| c.has_forgotten_given(*node, job)));
     assert!(texts(&cluster, 2, EventName::Note).iter().any(|text| text.contains("it can be resumed again")));

@@ -160,6 +160,11 @@ fn meets(seed: u64) -> bool {
     seed >= BY_DEFAULT && Dice::new(seed ^ 0x10c4).one_in(2)
 }
 
+/// Whether programs look how much they could receive.
+fn looks(seed: u64) -> bool {
+    Dice::new(seed ^ 0x100c5).one_in(4)
+}
+
 /// Every second seed, if it is causal and has one replica.
 fn stays(seed: u64) -> bool {
     Dice::new(seed ^ 0x57a75).one_in(2)
@@ -223,7 +228,7 @@ impl Plan {
             meets: threads && meets(seed),
             executes,
             closes: closes(seed, threads),
-            looks: Dice::new(seed ^ 0x100c5).one_in(4),
+            looks: looks(seed),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
@@ -262,7 +267,7 @@ impl Plan {
             meets: threads && meets(seed),
             executes,
             closes: closes(seed, threads),
-            looks: Dice::new(seed ^ 0x100c5).one_in(4),
+            looks: looks(seed),
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             stays: stays(seed),
             suspensions: suspensions(seed, threads),
