@@ -222,8 +222,8 @@ pub struct Connect {
     may_be_known: bool,
     /// The nodes have said to this incarnation where the process is.
     is_placed: bool,
-    /// This many processes had come back when they said so last.
-    placed: u64,
+    /// This many processes had come back when the nodes were asked last. What they answer may be of before any that comes back later.
+    asked: u64,
     /// A call that waits is left under way then.
     until: Option<Duration>,
     /// How often it was called.
@@ -245,7 +245,7 @@ impl Connect {
             target: None,
             may_be_known: false,
             is_placed: false,
-            placed: 0,
+            asked: 0,
             until: None,
             calls: 0,
             since: None,
@@ -293,6 +293,7 @@ impl Connect {
             Stage::Begun => self.consult(cx)?.map(Step::Wait),
             Stage::Binding => Some(Step::Bind),
             Stage::Finding(own) | Stage::Verifying { own, .. } => {
+                self.asked = returned;
                 Some(Step::Ask { from: canonical(own.from), to: canonical(to) })
             }
             Stage::Resting(own) => self.then(Stage::Finding(own), Step::Pause),
@@ -323,9 +324,9 @@ impl Connect {
                 Some(wait) => Some(wait),
                 None => self.take(cx)?,
             },
-            // A process has come back since the nodes answered where the peer is. It may be the peer, and no message will say so
+            // A process has come back since the nodes were asked where the peer is. It may be the peer, and no message will say so
             // again: ask again.
-            Stage::UnderWay if self.placed != links.returned() => self.enter(Stage::Missed { rests: false }),
+            Stage::UnderWay if self.asked != returned => self.enter(Stage::Missed { rests: false }),
             Stage::UnderWay => match gate(cx) {
                 Some(wait) => Some(wait),
                 None => self.leave(cx)?,
@@ -407,9 +408,10 @@ impl Connect {
         if self.look_for_restart(cx) {
             return Ok(());
         }
-        self.placed = links.returned();
+        let is_of_before = self.asked != links.returned();
         let in_time = self.since.is_some_and(|since| cx.now < since + RETURN);
         match self.stage {
+            Stage::Finding(_) if is_of_before => {}
             Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
             Stage::Finding(own) => self.find(cx, own, &found)?,
             Stage::Verifying { own, returned, errno, is_open } => {

@@ -121,9 +121,14 @@ impl Node {
         self.next_ask
     }
 
+    /// The next message of those that came before an answer.
+    pub fn poll_earlier(&mut self) -> Option<FromNode> {
+        self.waiting.pop_front()
+    }
+
     /// The next message that has come, without waiting.
     pub fn poll(&mut self) -> Result<Option<FromNode>, Errno> {
-        match self.waiting.pop_front() {
+        match self.poll_earlier() {
             Some(message) => Ok(Some(message)),
             None => self.read(),
         }

@@ -174,6 +174,25 @@ fn a_process_that_has_moved_is_called_where_it_is() {
 }
 
 #[test]
+fn what_was_asked_before_a_process_came_back_is_asked_again() {
+    let mut one = Caller::new(true);
+    one.asks();
+    // Where its peer was, then that one has come back: the first may have been said of the time before.
+    one.one_returns();
+    one.hears(Some(PEER), false);
+    one.is_asked();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::Call { to: at(2, 80), until: None });
+    one.dialed(Dialed::Made);
+    one.is_asked();
+    // A protected process may have let this one in, which has come back since.
+    one.one_returns();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::GiveUp);
+    one.reaches_its_peer();
+}
+
+#[test]
 fn a_process_that_does_not_come_back_is_refused_in_time() {
     let mut one = Caller::new(true);
     one.asks();

@@ -113,8 +113,18 @@ impl Layer {
         let answer = |message: &FromNode| take(message).filter(|(of, _)| *of == number).map(|(_, answer)| answer);
         let message = self.node.ask(&question(number), |message| answer(message).is_some());
         match message.and_then(|message| answer(&message).ok_or(Errno::PROTO)) {
-            Ok(answer) => answer,
+            Ok(answer) => {
+                self.hear_earlier();
+                answer
+            }
             Err(error) => fail(&format!("its node does not say {}: {error}", what())),
+        }
+    }
+
+    /// What the node said before an answer is heard before the answer: it may be that a process has come back, of which the answer does not know.
+    fn hear_earlier(&mut self) {
+        while let Some(message) = self.node.poll_earlier() {
+            self.handle_node(message);
         }
     }
 

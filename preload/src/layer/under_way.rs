@@ -79,6 +79,10 @@ impl Layer {
             },
             || format!("which process listens at {to}"),
         );
+        // What the node has said before that may have given the socket up.
+        if !self.is_under_way(slot) || self.socket_of(end) != Some((slot, fd)) {
+            return;
+        }
         if !found.is_there(peer, error.raw_os_error()) && error == Errno::CONNREFUSED {
             // Make `poll` report the refusal too.
             let socket = sys::borrow(fd);

@@ -185,21 +185,16 @@ impl World {
 
     /// Looks whether what the process waits for has come.
     pub fn look_for_answer(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        match lib.calls.question {
+        match self.lib(pid).calls.question {
             Some(Question::Node { ask, thread }) => {
-                let at = lib.from_node.iter().position(|message| answer_to(message) == Some(ask));
-                if let Some(message) = at.and_then(|at| lib.from_node.remove(at)) {
-                    lib.calls.question = None;
-                    let calls = lib.program.threads[thread].calls;
+                if let Some(message) = self.take_answer(pid, ask) {
+                    let calls = self.lib(pid).program.threads[thread].calls;
                     let result = self.hear_answer((pid, thread), &message);
                     self.called((pid, thread), calls, result);
                 }
             }
             Some(Question::Refused { ask, end }) => {
-                let at = lib.from_node.iter().position(|message| answer_to(message) == Some(ask));
-                if let Some(FromNode::Peer { peer, at, later, machine, .. }) = at.and_then(|at| lib.from_node.remove(at)) {
-                    lib.calls.question = None;
+                if let Some(FromNode::Peer { peer, at, later, machine, .. }) = self.take_answer(pid, ask) {
                     let peer = peer.map(|process| Peer { process, at });
                     self.handle_refused(pid, end, &Found { peer, later, machine });
                 }
@@ -210,6 +205,24 @@ impl World {
             }
             None => {}
         }
+    }
+
+    /// The answer to this question, once it has come. What its node said before is heard first, as the library does.
+    fn take_answer(&mut self, pid: u32, ask: u64) -> Option<FromNode> {
+        let said = &mut self.lib(pid).from_node;
+        let at = said.iter().position(|message| answer_to(message) == Some(ask))?;
+        let answer = said.remove(at)?;
+        let earlier: Vec<FromNode> = said.drain(..at).collect();
+        for message in earlier {
+            if self.is_running(pid) {
+                self.handle_node(pid, message);
+            }
+        }
+        if !self.is_running(pid) {
+            return None;
+        }
+        self.lib(pid).calls.question = None;
+        Some(answer)
     }
 
     fn ask_node(&mut self, (pid, thread): Caller, question: impl FnOnce(u64) -> ToNode) {

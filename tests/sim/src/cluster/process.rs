@@ -563,37 +563,42 @@ impl World {
         while self.is_running(pid)
             && let Some(message) = self.lib(pid).from_node.pop_front()
         {
-            match message {
-                FromNode::Protector(address) => {
-                    self.drive_session(pid, |session, cx| {
-                        session.handle_named(cx, address);
-                        Ok(())
-                    });
-                }
-                FromNode::MayEnd => {
-                    self.drive_session(pid, |session, _| {
-                        session.handle_may_end();
-                        Ok(())
-                    });
-                }
-                FromNode::Stable { stream, offset } => {
-                    self.drive_session(pid, |session, cx| session.handle_stable(cx, stream, offset));
-                    self.break_dropped(pid);
-                }
-                FromNode::Forget { connection, for_good } => {
-                    let result = self.lib(pid).observer.handle_protector(&FromProtector::Forget { connection, for_good });
-                    self.sure(pid, result);
-                    self.close_forgotten(pid);
-                }
-                FromNode::Collect { ask, lost } => self.say_causes(pid, ask, &lost),
-                FromNode::Checkpoint { request, line } => {
-                    self.drive_images(pid, |images, cx| images.handle_request(cx, request, line));
-                }
-                FromNode::MakeRoom { connection, from } => {
-                    self.drive_images(pid, |images, cx| images.handle_make_room(cx, connection, from));
-                }
-                message => self.handle_link_message(pid, &message),
+            self.handle_node(pid, message);
+        }
+    }
+
+    /// What its node has said.
+    pub fn handle_node(&mut self, pid: u32, message: FromNode) {
+        match message {
+            FromNode::Protector(address) => {
+                self.drive_session(pid, |session, cx| {
+                    session.handle_named(cx, address);
+                    Ok(())
+                });
             }
+            FromNode::MayEnd => {
+                self.drive_session(pid, |session, _| {
+                    session.handle_may_end();
+                    Ok(())
+                });
+            }
+            FromNode::Stable { stream, offset } => {
+                self.drive_session(pid, |session, cx| session.handle_stable(cx, stream, offset));
+                self.break_dropped(pid);
+            }
+            FromNode::Forget { connection, for_good } => {
+                let result = self.lib(pid).observer.handle_protector(&FromProtector::Forget { connection, for_good });
+                self.sure(pid, result);
+                self.close_forgotten(pid);
+            }
+            FromNode::Collect { ask, lost } => self.say_causes(pid, ask, &lost),
+            FromNode::Checkpoint { request, line } => {
+                self.drive_images(pid, |images, cx| images.handle_request(cx, request, line));
+            }
+            FromNode::MakeRoom { connection, from } => {
+                self.drive_images(pid, |images, cx| images.handle_make_room(cx, connection, from));
+            }
+            message => self.handle_link_message(pid, &message),
         }
     }
 
