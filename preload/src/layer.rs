@@ -29,9 +29,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use giving_way::Vain;
-use radic_observer::Observer;
 use radic_observer::connection::Slot;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
@@ -39,6 +39,7 @@ use radic_observer::listener::Listeners;
 use radic_observer::pressure::Pressure;
 use radic_observer::session::Session;
 use radic_observer::standstill::Standstill;
+use radic_observer::{Context, Observer};
 use radic_wire::determinant::{ConnectionId, ReadyFd};
 use radic_wire::mac::JobKey;
 use rustix::io::Errno;
@@ -55,8 +56,8 @@ use crate::node::Node;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
-use crate::threads;
 use crate::used::Used;
+use crate::{sys, threads};
 
 pub use held::{Held, adopt, enter, enter_again, enter_for_connection, enter_if_free, rest, try_enter};
 pub use joining::{JoinError, Joined, join, start};
@@ -82,6 +83,11 @@ fn lock_address() -> usize {
 /// A checkpoint is to be made as soon as the layer is free.
 pub fn want_checkpoint() {
     DUE.store(true, Ordering::Relaxed);
+}
+
+/// What the observer's machines are told with each input: the observer, and the kernel's time.
+pub fn context(observer: &mut Observer) -> Context<'_> {
+    Context { observer, now: Duration::from_nanos(sys::now()) }
 }
 
 /// Takes the wish for a checkpoint.

@@ -13,7 +13,7 @@ use radic_wire::log::ToProtector;
 use radic_wire::login;
 use rustix::net::sockopt;
 
-use super::{Held, Layer};
+use super::{Held, Layer, context};
 use crate::counters::{self, Counter};
 use crate::{channel, image, layer, memory, nudge, phase, starved, sys, watches};
 
@@ -23,7 +23,7 @@ const TAKING: Duration = Duration::from_secs(20);
 impl Layer {
     /// Something happens to the images; what they want then is done.
     pub(crate) fn drive_images<T>(&mut self, input: impl FnOnce(&mut images::Images, &mut Context<'_>) -> T) -> T {
-        let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
+        let mut cx = context(&mut self.observer);
         let result = input(&mut self.images.machine, &mut cx);
         while let Some(action) = self.images.machine.poll_action() {
             match action {

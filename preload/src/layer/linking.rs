@@ -6,7 +6,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Duration;
 
 use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Install, Links, SocketId};
@@ -21,7 +20,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
-use super::{Arrived, Layer, Lingering};
+use super::{Arrived, Layer, Lingering, context};
 use crate::ending::{fail, sure};
 use crate::fds::{self, Kind};
 use crate::greeting::{self, Incoming, To};
@@ -43,7 +42,7 @@ const LOOK_NS: u64 = 2_000_000;
 impl Layer {
     /// Tells the links something, and does what they say.
     pub(crate) fn drive<T>(&mut self, input: impl FnOnce(&mut Links, &mut Context<'_>) -> Result<T, Failure>) -> T {
-        let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
+        let mut cx = context(&mut self.observer);
         let value = sure(input(&mut self.links, &mut cx));
         while let Some(action) = self.links.poll_action() {
             self.carry_out(action);

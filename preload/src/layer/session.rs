@@ -5,7 +5,6 @@
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use radic_observer::connection::Phase;
 use radic_observer::session::{Action, Session};
@@ -17,7 +16,7 @@ use radic_wire::process::ToNode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::{Layer, want_checkpoint};
+use super::{Layer, context, want_checkpoint};
 use crate::channel::{Channel, Channels, Identity};
 use crate::counters::{self, Counter};
 use crate::ending::{fail, sure};
@@ -31,7 +30,7 @@ const PIECE_NS: u64 = 90_000_000_000;
 impl Layer {
     /// Tells the session something, and does what it says. It may not be up afterwards.
     pub(crate) fn drive_session<T>(&mut self, input: impl FnOnce(&mut Session, &mut Context<'_>) -> Result<T, Failure>) -> T {
-        let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
+        let mut cx = context(&mut self.observer);
         let value = match input(&mut self.session, &mut cx) {
             Err(failure @ Failure::OutOfReach { .. }) => fail(&format!("{failure}: {}", self.session_error)),
             result => sure(result),
@@ -178,7 +177,7 @@ impl Layer {
             let Some(message) = self.journal.next_message()? else { break };
             is_committed |= self.images.machine.handle_protector(&mut self.observer, &message);
             may_forget |= matches!(message, FromProtector::Committed { .. });
-            let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
+            let mut cx = context(&mut self.observer);
             sure(self.session.handle_protector(&mut cx, &message));
         }
         self.carry_out_session();

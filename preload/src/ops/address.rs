@@ -4,7 +4,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use radic_observer::bind::{Bind, Step};
 use radic_observer::{Context, Error};
@@ -16,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use super::waiting::{pause, take_turns};
 use crate::ending::sure;
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held, Layer};
+use crate::layer::{self, Held, Layer, context};
 use crate::{sockets, sys};
 
 /// Whether this is a TCP socket.
@@ -84,8 +83,7 @@ fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, Soc
 }
 
 fn tell<T>(bind: &mut Bind, layer: &mut Layer, input: impl FnOnce(&mut Bind, &mut Context<'_>) -> Result<T, Error>) -> T {
-    let now = Duration::from_nanos(sys::now());
-    sure(input(bind, &mut Context { observer: &mut layer.observer, now }))
+    sure(input(bind, &mut context(&mut layer.observer)))
 }
 
 fn number_of(error: Errno) -> u32 {

@@ -24,7 +24,7 @@ use crate::counters::{self, Counter};
 use crate::ending::{self, sure};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
-use crate::layer::{self, Held, Layer, Names};
+use crate::layer::{self, Held, Layer, Names, context};
 use crate::links::reset;
 use crate::memory::discreetly;
 use crate::sockets::{self, ask_when_silent};
@@ -87,7 +87,7 @@ impl Connecting {
         input: impl FnOnce(&mut Connect, &mut Context<'_>, &mut Links) -> Result<T, Error>,
     ) -> T {
         let Layer { observer, links, .. } = layer;
-        sure(input(&mut self.call, &mut Context { observer, now: Duration::from_nanos(sys::now()) }, links))
+        sure(input(&mut self.call, &mut context(observer), links))
     }
 
     fn do_at_once(&mut self, layer: &mut Layer, step: Step) {
