@@ -72,16 +72,17 @@ impl Node {
 
     /// Ends protected jobs that have waited too long for a majority.
     pub(super) fn end_frozen(&mut self, now: Duration) {
-        let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
+        // This is called with every timeout; a text is wanted hardly ever.
+        let why = || format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
         if self.recovery.majority.abandoned.take_if(|due| *due <= now).is_some() {
-            let hosts: Vec<_> = self.hosts.keys().copied().collect();
+            let (why, hosts) = (why(), self.hosts.keys().copied().collect::<Vec<_>>());
             hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.give_up(now, &why)));
             // Every host within reach has had its time to say that nothing is left there.
             self.end_homes(now, &why, |_, _| true);
         }
         if self.recovery.majority.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
             self.recovery.majority.abandoned = Some(now + HOMELESS);
-            self.end_homes(now, &why, |node, unreachable| unreachable.contains(node));
+            self.end_homes(now, &why(), |node, unreachable| unreachable.contains(node));
         }
     }
 

@@ -623,3 +623,36 @@ fn a_daemon_that_forgets_its_numbers_is_noticed() {
     assert_eq!(again(None), (Ok(()), true), "a message that was not acknowledged is told twice");
     assert_eq!(again(Some(Step::Quiet(0))), (Ok(()), true), "the next number is not the one that is awaited");
 }
+
+#[test]
+#[should_panic(expected = "a link has one connection")]
+fn a_second_connection_of_a_link_is_noticed() {
+    let (mut machine, _) = link();
+    machine.dial(ms(2), address(1), Role::Link(member(1).id), ms(3));
+    machine.check_invariants();
+}
+
+#[test]
+#[should_panic(expected = "the connection of the link to")]
+fn a_connection_that_is_of_another_link_is_noticed() {
+    let (mut machine, id) = link();
+    machine.connections.get_mut(&id).expect("it is there").role = Role::Link(member(2).id);
+    machine.check_invariants();
+}
+
+#[test]
+#[should_panic(expected = "a probe has one attempt")]
+fn an_attempt_of_no_probe_is_noticed() {
+    let mut machine = machine();
+    machine.dial(ms(2), address(1), Role::Probe(7), ms(3));
+    machine.check_invariants();
+}
+
+#[test]
+#[should_panic(expected = "each caller that has said hello is counted")]
+fn a_caller_that_is_counted_twice_is_noticed() {
+    let mut machine = machine();
+    caller(&mut machine, 1, Purpose::Link);
+    machine.served += 1;
+    machine.check_invariants();
+}

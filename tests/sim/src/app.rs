@@ -206,7 +206,7 @@ impl App {
         if self.calls_again && self.sockets[0].received > 0 {
             return Op::Connect { fd: self.next_fd(), peer: self.connects[0], blocking: self.connect_waits() };
         }
-        if self.may_unlisten() && (dice >> 52).is_multiple_of(UNLISTEN) {
+        if (dice >> 52).is_multiple_of(UNLISTEN) && self.may_unlisten() {
             return Op::Unlisten;
         }
         if (dice >> 44).is_multiple_of(CLOCK) {

@@ -26,7 +26,7 @@ use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
 use super::anew::Trouble;
-use super::machine::{Machine, name};
+use super::machine::Machine;
 use super::net::machine_of;
 use super::process::{Lib, Process};
 use super::world::World;
@@ -412,8 +412,8 @@ impl World {
     /// Whether the newest view is without this machine's node.
     pub(super) fn is_declared_dead(&self, at: usize) -> bool {
         let newest = self.checks.views.last_key_value();
-        let name = name(at);
-        newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != name))
+        let name = &self.machines[at].member.id.name;
+        newest.is_some_and(|(_, view)| view.members.iter().all(|member| member.id.name != *name))
     }
 
     /// Whether the newest incarnation of a process logs with another machine's protector.

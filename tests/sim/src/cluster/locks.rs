@@ -29,12 +29,15 @@ impl World {
     pub fn take_lock(&mut self, (pid, at): Caller) -> Result<bool, Error> {
         let meets = self.plan.meets;
         let program = &self.lib(pid).program;
+        if !meets || program.threads.len() == 1 {
+            return Ok(true);
+        }
         let waits = match program.threads[at].app.op() {
             Op::Accept { blocking, .. } | Op::Poll { blocking } | Op::Receive { blocking, .. } => blocking,
             Op::Done => true,
             _ => false,
         };
-        if !meets || program.threads.len() == 1 || !waits {
+        if !waits {
             return Ok(true);
         }
         if self.lib(pid).program.threads[at].lock == Lock::Before {

@@ -169,10 +169,10 @@ impl World {
     /// A thread has come out of the library. It had completed so many calls before.
     pub fn called(&mut self, (pid, thread): Caller, calls: u64, result: Result<(), Error>) {
         if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.threads[thread].calls != calls {
-            let lib = self.lib(pid);
-            let (app, position) = (&lib.program.threads[thread].app, lib.observer.log_position());
-            let (state, next) = (app.state() >> 40, app.op());
+            let lib = self.processes[pid as usize].lib.as_ref().expect("a process that runs has its library");
             self.trace(|| {
+                let (app, position) = (&lib.program.threads[thread].app, lib.observer.log_position());
+                let (state, next) = (app.state() >> 40, app.op());
                 format!("process {pid}, thread {thread}, call {}, at {position}: {state:06x}, then {next:?}", calls + 1)
             });
             self.lib(pid).program.threads[thread].lock = Lock::Before;

@@ -161,7 +161,7 @@ impl World {
     }
 
     /// Tells what happens, if the run is traced.
-    pub fn trace(&mut self, what: impl FnOnce() -> String) {
+    pub fn trace(&self, what: impl FnOnce() -> String) {
         if self.tracing {
             let text = what();
             let at = self.now.saturating_sub(self.started.unwrap_or_default());
