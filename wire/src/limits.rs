@@ -37,7 +37,8 @@ pub const LINK_MESSAGES: usize = 65_536;
 pub const LINK_BYTES: usize = 128 << 20;
 /// Connections of any kind that a protector serves at once; one more is closed at once.
 pub const CONNECTIONS: usize = 8_192;
-/// Connections that may be between accept and the end of the handshake at once; the oldest is closed for a new one.
+/// Connections that may be between accept and the end of the handshake at once; the oldest is closed for a new one. Between daemons there may
+/// be one more for each member of the view.
 pub const HANDSHAKES: usize = 256;
 /// Time that a peer has for the whole handshake, in milliseconds.
 pub const HANDSHAKE_MS: u64 = 3_000;

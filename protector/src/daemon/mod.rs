@@ -401,6 +401,7 @@ impl Daemon {
                         self.handle(answer);
                     }
                 }
+                Output::Members(count) => self.peers.set_members(count),
                 Output::Forget(node) => self.peers.forget(&node),
                 Output::Log(event) => log(&event),
                 Output::Ready(_) => {

@@ -154,6 +154,11 @@ impl PeerSockets {
         self.shared.drive(|machine, now| machine.probe(now, member));
     }
 
+    /// The view has so many members.
+    pub fn set_members(&self, count: usize) {
+        self.shared.drive(|machine, now| machine.handle_members(now, count));
+    }
+
     /// A node is no member any more.
     pub fn forget(&self, node: &NodeId) {
         self.shared.drive(|machine, now| machine.forget(now, node));

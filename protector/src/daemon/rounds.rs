@@ -210,6 +210,7 @@ pub fn of_output(output: &Output) -> &'static str {
         Output::Process(..) => "handling a process",
         Output::Observer(..) | Output::Nudge(_) | Output::CloseObserver(_) => "answering an observer",
         Output::Store(_) => "ordering of the log service",
+        Output::Members(_) => "counting the members",
         Output::Forget(_) => "forgetting a node",
         Output::Log(_) => "logging",
         Output::Ready(_) | Output::Stop(_) | Output::Die | Output::Fault(_) => "beginning or ending",

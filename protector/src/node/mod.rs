@@ -194,6 +194,8 @@ pub enum Output {
     Nudge(ObserverId),
     /// Tell this node's store of logs and images.
     Store(StoreOrder),
+    /// The view has so many members now, each of which may call at once.
+    Members(usize),
     /// Forget the links and numbers of a node: it is gone forever.
     Forget(NodeId),
     /// Log an event.
@@ -659,6 +661,7 @@ impl Node {
             text += "; two cannot tell a death from a broken network: add a node, or a witness (radicd --witness)";
         }
         self.record(now, EventName::View, About::default(), text);
+        self.outputs.push_back(Output::Members(new.members.len()));
         if self.become_member() {
             self.outputs.push_back(Output::Ready(new.number));
         }

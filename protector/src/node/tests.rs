@@ -313,7 +313,8 @@ impl Cluster {
                 answer.into_iter().for_each(|(node, number, a)| self.post(from, Input::StoreAnswer(node.clone(), number, a)));
                 self.orders.push((from.clone(), order));
             }
-            Output::CloseClient(_) | Output::Forget(_) | Output::Log(_) | Output::Ready(_) | Output::Stop(_) => {}
+            Output::CloseClient(_) | Output::Members(_) | Output::Forget(_) => {}
+            Output::Log(_) | Output::Ready(_) | Output::Stop(_) => {}
         }
     }
 

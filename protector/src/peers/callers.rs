@@ -53,17 +53,38 @@ impl Peers {
             self.actions.push_back(Action::Refused(from, Reason::Full));
             return None;
         }
-        if self.unknown.len() >= limits::HANDSHAKES
-            && let Some(oldest) = self.unknown.first().copied()
-        {
-            // The oldest one is the likeliest to be a slow-loris. Its end is not told, and costs nothing more.
-            self.close(now, oldest, Reason::Crowd);
-        }
+        self.turn_away(now, self.handshakes() - 1);
         let caller = Caller { from, speaker: None, unacknowledged: 0 };
         let id = self.add(now, Role::Caller(caller), Stage::Greeting, now + HANDSHAKE);
         self.unknown.insert(id);
         self.check_bounds();
         Some(id)
+    }
+
+    /// The view that this daemon has now has so many members, itself among them.
+    ///
+    /// All of them may answer it in one moment, each over a new connection. If it had room for fewer, those that are turned away would
+    /// come again in one moment, too, and most of them would be turned away again.
+    pub fn handle_members(&mut self, now: Duration, members: usize) {
+        self.members = members;
+        self.turn_away(now, self.handshakes());
+        self.check_bounds();
+    }
+
+    /// Most callers that may not have said hello: one for each member, and as many strangers as ever. With those that are served there are
+    /// never more connections than [`limits::CONNECTIONS`] and [`limits::HANDSHAKES`] together, whatever the cluster's size.
+    pub(super) fn handshakes(&self) -> usize {
+        (limits::HANDSHAKES + self.members).min((limits::CONNECTIONS + limits::HANDSHAKES).saturating_sub(self.served))
+    }
+
+    /// Closes the oldest callers that have not said hello, until there are at most so many.
+    fn turn_away(&mut self, now: Duration, most: usize) {
+        while self.unknown.len() > most
+            && let Some(oldest) = self.unknown.first().copied()
+        {
+            // The oldest one is the likeliest to be a slow-loris. Its end is not told, and costs nothing more.
+            self.close(now, oldest, Reason::Crowd);
+        }
     }
 
     /// All that has come on a connection was handled: a good moment to acknowledge.

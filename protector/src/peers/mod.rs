@@ -24,7 +24,8 @@
 //!
 //! # Bounds
 //!
-//! [`limits::CONNECTIONS`] callers are served; [`limits::HANDSHAKES`] have not said hello, each for [`limits::HANDSHAKE_MS`].
+//! [`limits::CONNECTIONS`] callers are served. [`limits::HANDSHAKES`], and one for each member, have not said hello, each for
+//! [`limits::HANDSHAKE_MS`]. Both together are at most [`limits::CONNECTIONS`] and [`limits::HANDSHAKES`].
 //! A link holds [`limits::LINK_MESSAGES`] messages and [`limits::LINK_BYTES`] bytes. [`PROBES`] probes and [`ERRANDS`] errands
 //! are under way; [`limits::DEPARTED`] former members are remembered, and [`STRANGERS`] nodes that have said nothing but that
 //! they want to join.
@@ -266,6 +267,8 @@ pub struct Peers {
     unknown: BTreeSet<ConnectionId>,
     /// Callers that have.
     served: usize,
+    /// Members of the view that this daemon has.
+    members: usize,
     /// Nodes that are members no more, oldest first, and the same for looking them up.
     departed: VecDeque<NodeId>,
     has_departed: BTreeSet<NodeId>,
@@ -289,6 +292,7 @@ impl Peers {
             strangers: VecDeque::new(),
             unknown: BTreeSet::new(),
             served: 0,
+            members: 0,
             departed: VecDeque::new(),
             has_departed: BTreeSet::new(),
             due: BTreeSet::new(),
@@ -461,8 +465,9 @@ impl Peers {
 
     /// Bounds that cost nothing to look at, after each input.
     fn check_bounds(&self) {
-        assert!(self.unknown.len() <= limits::HANDSHAKES, "{} callers have not said hello", self.unknown.len());
-        assert!(self.served <= limits::CONNECTIONS + limits::HANDSHAKES, "{} callers are served", self.served);
+        let (unknown, served) = (self.unknown.len(), self.served);
+        assert!(unknown <= limits::HANDSHAKES + self.members, "{unknown} callers have not said hello");
+        assert!(unknown + served <= limits::CONNECTIONS + limits::HANDSHAKES, "{served} callers are served, {unknown} are not");
         assert!(self.probes.len() <= PROBES && self.errands <= ERRANDS && self.telling.len() <= self.errands);
         assert!(self.departed.len() <= limits::DEPARTED && self.departed.len() == self.has_departed.len());
         assert!(self.strangers.len() <= STRANGERS, "{} nodes that may join are remembered", self.strangers.len());

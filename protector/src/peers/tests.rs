@@ -358,6 +358,44 @@ fn a_flood_of_silent_callers_closes_the_oldest_of_them_and_no_caller_that_is_ser
 }
 
 #[test]
+fn all_members_may_call_at_once_and_as_many_strangers_as_ever() {
+    const MEMBERS: usize = 1_000;
+    let mut machine = machine();
+    machine.handle_members(ms(1), MEMBERS);
+    let mut call = || machine.handle_accepted(ms(1), address(2)).expect("room");
+    let callers: Vec<_> = (0..limits::HANDSHAKES + MEMBERS).map(|_| call()).collect();
+    assert_eq!(done(&mut machine), "", "no caller is turned away");
+    callers[..MEMBERS].iter().for_each(|id| machine.handle_frame(ms(2), *id, &encoded(&hello(1, Purpose::Link))));
+    assert_eq!(actions(&mut machine).len(), MEMBERS, "each is welcomed");
+    (0..MEMBERS).for_each(|_| _ = machine.handle_accepted(ms(3), address(2)).expect("room"));
+    assert_eq!(done(&mut machine), "", "those that are served take no place of those that are not");
+    let ends_the_oldest = |machine: &mut Peers, oldest| match actions(machine)[..] {
+        [Action::Close(id, Reason::Crowd)] => assert_eq!(id, oldest),
+        ref other => panic!("{other:?}"),
+    };
+    machine.handle_accepted(ms(3), address(2)).expect("room");
+    ends_the_oldest(&mut machine, callers[MEMBERS]);
+    machine.handle_members(ms(4), MEMBERS - 1);
+    ends_the_oldest(&mut machine, callers[MEMBERS + 1]);
+    machine.check_invariants();
+}
+
+#[test]
+fn in_the_largest_cluster_there_are_no_more_connections_than_in_a_small_one() {
+    const MOST: usize = limits::CONNECTIONS + limits::HANDSHAKES;
+    let mut machine = machine();
+    machine.handle_members(ms(0), limits::MEMBERS);
+    let served: Vec<_> = (0..100).map(|_| caller(&mut machine, 1, Purpose::Link)).collect();
+    let silent: Vec<_> = (0..MOST).map(|_| machine.handle_accepted(ms(1), address(2)).expect("room")).collect();
+    let closed = actions(&mut machine).into_iter().filter_map(|action| match action {
+        Action::Close(id, Reason::Crowd) => Some(id),
+        _ => None,
+    });
+    assert!(closed.eq(silent[..served.len()].iter().copied()), "the oldest that say nothing, and no others");
+    assert_eq!(machine.connections.len(), MOST);
+}
+
+#[test]
 fn there_are_no_more_callers_than_there_may_be() {
     let mut machine = machine();
     (0..limits::CONNECTIONS).for_each(|_| _ = caller(&mut machine, 1, Purpose::Link));

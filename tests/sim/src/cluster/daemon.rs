@@ -99,6 +99,7 @@ impl World {
                 }
             }
             Output::Store(order) => self.order_store(at, order),
+            Output::Members(count) => self.drive_peers(at, |machine, now| machine.handle_members(now, count)),
             Output::Forget(node) => self.drive_peers(at, |machine, now| machine.forget(now, &node)),
             Output::Log(event) => self.handle_event(at, &event),
             Output::Ready(view) => {

@@ -122,7 +122,7 @@ pub struct Outcome {
     pub failure: Load,
     /// Most connections that others have to one node.
     pub callers: usize,
-    /// Callers that were turned away since the death: the daemon had more than [`limits::HANDSHAKES`] that had not said hello, or served
+    /// Callers that were turned away since the death: too many had not said hello at that daemon, or it served
     /// [`limits::CONNECTIONS`]. They come again.
     pub turned_away: u64,
     /// Nodes that are alive and were suspected, and those of them that were confirmed dead: false alarms.
@@ -328,6 +328,14 @@ mod tests {
             run(48, SCENARIOS[1], 1, conditions).unwrap().agreed_ms
         });
         assert!(busy > idle + 2.0, "{busy} ms, and {idle} ms where work takes no time");
+    }
+
+    /// All nodes answer the one that leads in one moment, and each has a place there.
+    #[test]
+    fn no_member_is_turned_away_where_there_are_more_than_strangers_may_be() {
+        let outcome = run(2 * limits::HANDSHAKES + 88, SCENARIOS[4], 1, Conditions::default()).unwrap();
+        assert!(outcome.callers > 2 * limits::HANDSHAKES, "{outcome:?}");
+        assert_eq!(outcome.turned_away, 0, "{outcome:?}");
     }
 
     #[test]
