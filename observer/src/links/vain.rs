@@ -1,5 +1,5 @@
-//! Links that cannot be made for long though both processes live: the node is told, for the terminal and the event log. They are dialed all the same, for ever: a
-//! network may be down for as long as it likes.
+//! Links that cannot be made for long though both processes live: the node is told, for the terminal and the event log. They are dialed all the
+//! same, for ever: a network may be down for as long as it likes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -61,8 +61,8 @@ impl Links {
         self.told.insert(peer);
         let (who, seconds) = (name(cx, peer), LONG.as_secs());
         self.tell(ToNode::Kept(format!(
-            "its link to {who} has not come about for {seconds} s: {who} is called at {door} in vain, and is called on; does a firewall or a broken network lie between \
-             their nodes?"
+            "its link to {who} has not come about for {seconds} s: {who} is called at {door} in vain, and is called on; does a firewall \
+             or a broken network lie between their nodes?"
         )));
     }
 

@@ -69,8 +69,7 @@ impl Node {
     }
 
     /// Gives up the commands that have said nothing for too long while they suspend a job: they were stopped, or their disk does not answer. The
-    /// ranks would stay
-    /// stopped for as long as that lasts.
+    /// ranks would stay stopped for as long as that lasts.
     pub(super) fn end_silent_suspenders(&mut self, now: Duration) {
         let late = |(client, state): (&ClientId, &Client)| match state {
             Client::Suspending { job, home, until: Some(until) } if *until <= now => Some((*client, *job, home.clone())),

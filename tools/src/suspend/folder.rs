@@ -25,8 +25,7 @@ use crate::log::Held;
 use super::content::{self, MANIFEST, Mark, NEW_MANIFEST, SECOND, Saved, Source, UNFINISHED};
 
 /// After so many bytes of a file the disk is waited for. So no wait for a disk that gets on is long, and one that is long means that the disk hangs:
-/// the command is
-/// given up then (`SILENCE` in `protector/src/commands/suspend.rs`).
+/// the command is given up then (`SILENCE` in `protector/src/commands/suspend.rs`).
 const SYNC: usize = 64 << 20;
 
 /// A folder that is being written; what is in it goes again unless it is finished.

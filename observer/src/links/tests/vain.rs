@@ -46,7 +46,8 @@ fn a_link_that_cannot_be_made_is_told_once_and_once_more_when_it_is_made() {
     assert_eq!(one.dials_in_vain(RETRY * 4).0.len(), 1);
 }
 
-/// A door that takes connections and drops them is no better than one that takes none. A peer that keeps the connection computes, and one that is away comes back.
+/// A door that takes connections and drops them is no better than one that takes none. A peer that keeps the connection computes, and one that is
+/// away comes back.
 #[test]
 fn a_peer_that_computes_or_is_away_is_not_told_of() {
     let (mut one, _, slot, _) = pair();
