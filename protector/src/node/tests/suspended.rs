@@ -7,8 +7,8 @@ use radic_wire::suspension::{Resumption, Suspension};
 use super::*;
 use crate::commands::suspend::SILENCE;
 
-/// Many messages take less.
-const SOON: Duration = Duration::from_millis(50);
+/// Many messages and heartbeats take less.
+const SOON: Duration = Duration::from_secs(2);
 
 impl Cluster {
     /// `client` at `node` has the job's ranks stopped.
@@ -160,8 +160,8 @@ fn a_job_is_not_written_before_its_ranks_are_stopped() {
     let mut cluster = Cluster::new(4);
     let job = cluster.start_recoverable(4, 3);
     cluster.hello(4, 7, Request::Suspend { job: job.to_string() });
-    let is_freeze = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToHost(_, ToHost::Freeze)));
-    while !cluster.wire.iter().any(|(.., input)| is_freeze(input)) {
+    let is_begun = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToHome(_, ToHome::Suspend(_))));
+    while !cluster.wire.iter().any(|(.., input)| is_begun(input)) {
         cluster.step();
     }
     cluster.ask(4, 7, Request::EndSuspended);
