@@ -174,6 +174,8 @@ fn jobs(inputs: &mut Inputs) {
     let (spec, placement) = (Box::new(spec(2)), placement(2));
     let start = ToHome::Start { spec: spec.clone(), placement: placement.clone(), session: Some(session) };
     data(inputs, "start", PeerMessage::ToHome(job(), start));
+    let hangs = ToHome::SuspenderHangs(SessionId { node: node("n2"), number: 7 });
+    data(inputs, "suspender-hangs", PeerMessage::ToHome(job(), hangs));
     let launch = ToHost::Launch { epoch: Epoch::FIRST, spec, placement };
     data(inputs, "launch", PeerMessage::ToHost(job(), launch));
     let said = FromHost::Output { rank: Rank(1), stream: OutputStream::Stderr, offset: 5, data: ByteBuf::from("line\n") };

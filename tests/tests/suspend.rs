@@ -384,6 +384,43 @@ fn a_job_that_is_not_suspended_goes_on() {
     cluster.stop();
 }
 
+/// A command that is stopped while all ranks are does not keep them so: its node gives it up, and says so. A minute passes until then, so this is no
+/// part of the ordinary run.
+#[test]
+fn a_command_that_hangs_does_not_keep_the_ranks_stopped() {
+    if !recovery::is_long() {
+        return;
+    }
+    let cluster = Setup::new(Kind::Logical, 3).start();
+    let mut events = cluster.events_at("n1");
+    let mut running = start_with(&MPICH, &cluster, FLAGS, ENDLESS);
+    until_lines(&mut running, 5);
+    let (id, dir) = (job(&cluster), folder(&cluster, "suspended"));
+    let mut command = cluster.radic(["suspend".as_ref(), id.as_ref(), dir.as_os_str()]).limit(LIMIT).start();
+    command.until("the ranks to be stopped", |_, err| err.contains("are stopped").then_some(()));
+    command.signal(Signal::STOP);
+    assert!(!dir.join("manifest").exists(), "it was stopped too late");
+    let mut running = running.give(LIMIT);
+    events.expect("the command to be given up", LIMIT, |e| {
+        e.event == EventName::Note && e.text.contains("has said nothing for 60 s")
+    });
+    let lines = running.until("the terminal to be told", |out, err| {
+        let is_told = err.contains("heard nothing of the command that suspends it") && err.contains("its ranks go on");
+        is_told.then(|| out.lines().count())
+    });
+    until_lines(&mut running, lines + 5);
+    command.signal(Signal::CONT);
+    let parts = ["is not suspended and goes on", "n1 heard nothing of this command for 60 s", "suspend the job again"];
+    command.wait().expect(exit_code::RADIC).expect_stderr(&parts);
+    assert!(!dir.exists(), "{:?}", files(&dir));
+    drop(suspend(&cluster, running, &dir));
+    let mut again = resume(&cluster, &dir);
+    until_lines(&mut again, 5);
+    cluster.radic(["kill", &job(&cluster)]).limit(LIMIT).run().expect(0);
+    drop(again.wait());
+    cluster.stop();
+}
+
 /// One that is not protected has no log, and says so.
 #[test]
 fn a_job_without_protection_is_not_suspended() {

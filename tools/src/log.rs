@@ -95,13 +95,20 @@ impl Held {
         }
     }
 
-    /// So many bytes of a part from this position on.
-    pub(crate) fn read_all(&mut self, part: LogPart, position: u64, length: usize) -> Result<Vec<u8>> {
+    /// So many bytes of a part from this position on. `got_on` is called after each piece.
+    pub(crate) fn read_all(
+        &mut self,
+        part: LogPart,
+        position: u64,
+        length: usize,
+        got_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while bytes.len() < length {
             let piece = self.read(part, position + bytes.len() as u64)?;
             ensure!(!piece.is_empty(), "{part:?} is not held from {position} on, {length} bytes of it should be");
             bytes.extend(piece);
+            got_on()?;
         }
         bytes.truncate(length);
         Ok(bytes)

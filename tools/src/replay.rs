@@ -437,7 +437,7 @@ impl Session {
 /// Up to where the log of another rank has the journal of this one among its causes. What that has forgotten meanwhile is in this one's log.
 fn known_of(rank: Rank, held: &mut Held) -> u64 {
     let Span { start, end } = held.log.causes;
-    let set = held.read_all(LogPart::Causes, start, (end - start) as usize).unwrap_or_default();
+    let set = held.read_all(LogPart::Causes, start, (end - start) as usize, &mut || Ok(())).unwrap_or_default();
     let causes = causes::read(&set).map_while(Result::ok).filter(|cause| cause.origin() == rank);
     causes.map(|cause| cause.to()).max().unwrap_or(0)
 }

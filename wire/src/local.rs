@@ -78,12 +78,14 @@ pub enum Request {
         position: u64,
     },
     /// Stop all ranks of a job where they are, so that it can be written down: a job, or the first digits of one. The answer is its output that
-    /// no terminal has printed, as `Output`, then `Suspending`. If this connection ends, the job goes on.
+    /// no terminal has printed, as `Output`, then `Suspending`. If this connection ends, the job goes on. So it does, and the
+    /// answer is `Error`, if nothing is said here for a minute: the command says `Ping` when it has got on.
     Suspend {
         /// Hexadecimal digits.
         job: String,
     },
-    /// After `Suspending`: everything is written down, the job is to end. The answer is `Done` when nothing of it is left.
+    /// After `Suspending`: everything is written down, the job is to end. The answer is `Done` when nothing of it is left. From here on the command
+    /// may be silent.
     EndSuspended,
     /// A suspended job is to go on: where would that be? The answer is `Resuming`.
     Resume(Box<Suspension>, Box<Resumption>),

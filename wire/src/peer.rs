@@ -306,6 +306,8 @@ pub enum ToHome {
     },
     /// Stop all ranks where they are; a `Detach` of this session lets them go on.
     Suspend(SessionId),
+    /// The command of this session, which suspends the job, was given up by its node because it said nothing for too long: the ranks go on.
+    SuspenderHangs(SessionId),
     /// What was stopped is written down: the job ends.
     EndSuspended(SessionId),
     /// A terminal wants the output.

@@ -32,7 +32,7 @@ impl Links {
             self.set_stage(end, Stage::Connected { socket, door, peer });
             self.greet(cx, end);
         } else {
-            self.try_again(cx, end, RETRY);
+            self.dial_again(cx, end, RETRY);
         }
         self.check_invariants();
     }
@@ -53,9 +53,9 @@ impl Links {
         let (process, incarnation) = (answer.process, answer.incarnation);
         let is_right = cx.observer.handle_answer(slot, answer);
         if is_right.map_err(|error| Failure::Greeting { process, incarnation, error })? {
-            self.install(Install { end, socket, answer: None, peer: incarnation, ends: None });
+            self.install(cx, Install { end, socket, answer: None, peer: incarnation, ends: None });
         } else {
-            self.try_again(cx, end, RETRY);
+            self.dial_again(cx, end, RETRY);
         }
         self.check_invariants();
         Ok(())
@@ -108,7 +108,7 @@ impl Links {
                 }
             }
             Stage::Placing { since, .. } if cx.now - since >= CONNECT => self.try_again(cx, end, Duration::ZERO),
-            Stage::Connecting { deadline, .. } if deadline <= cx.now => self.try_again(cx, end, RETRY),
+            Stage::Connecting { deadline, .. } if deadline <= cx.now => self.dial_again(cx, end, RETRY),
             Stage::Connected { .. } => self.greet(cx, end),
             Stage::Greeted { socket, door, deadline, ask: None } if deadline <= cx.now => {
                 let process = reconnection.peer;
@@ -129,13 +129,14 @@ impl Links {
         if !connection.opened_here {
             let greeting = Box::new(call(cx, connection));
             self.actions.push_back(Action::Greet { socket, peer: to, greeting });
+            self.end_vain(end);
             return self.try_again(cx, end, until_next_call(reconnection.attempts));
         }
         let Some(hello) = cx.observer.dial(slot) else { return self.try_again(cx, end, RETRY) };
         self.actions.push_back(Action::Greet { socket, peer: to, greeting: Box::new(hello) });
         // The first greeting of all is not answered: the peer's program may not run just now.
         if cx.observer.table().get(slot).is_some_and(|connection| connection.link() == Link::Up) {
-            return self.install(Install { end, socket, answer: None, peer, ends: None });
+            return self.install(cx, Install { end, socket, answer: None, peer, ends: None });
         }
         self.set_stage(end, Stage::Greeted { socket, door, deadline: cx.now + ANSWER, ask: None });
     }
@@ -144,6 +145,7 @@ impl Links {
         let socket = self.new_socket();
         if let Some(reconnection) = self.reconnections.get_mut(&end) {
             reconnection.attempts += 1;
+            reconnection.vain.handle_dial(cx.now, door, peer);
             self.set_stage(end, Stage::Connecting { socket, door, peer, deadline: cx.now + CONNECT });
             self.actions.push_back(Action::Dial(socket, door));
         }
@@ -164,13 +166,17 @@ impl Links {
                 match self.reconnections.get(&end).map(|of| of.stage) {
                     // The peer is where it was, and merely computes.
                     Some(Stage::Greeted { socket, door: dialed, .. }) if dialed == door => {
+                        self.end_vain(end);
                         self.set_stage(end, Stage::Greeted { socket, door, deadline: cx.now + ANSWER, ask: None });
                     }
                     Some(_) => self.dial(cx, end, door, incarnation),
                     None => {}
                 }
             }
-            Place::Away => self.try_again(cx, end, PATIENCE),
+            Place::Away => {
+                self.end_vain(end);
+                self.try_again(cx, end, PATIENCE);
+            }
             Place::Left => self.handle_left(cx, end),
         }
     }

@@ -77,7 +77,7 @@ impl Links {
             self.actions.push_back(Action::Close(socket));
         }
         if let Some(end) = self.dialed.get(&socket).copied() {
-            self.try_again(cx, end, super::RETRY);
+            self.dial_again(cx, end, super::RETRY);
         }
         self.check_invariants();
     }
@@ -112,7 +112,7 @@ impl Links {
                 let end = cx.observer.table().get(slot).map(|connection| connection.stream_out());
                 let (peer, ends) = (hello.incarnation, hello.ends);
                 match end {
-                    Some(end) => self.install(Install { end, socket, answer, peer, ends }),
+                    Some(end) => self.install(cx, Install { end, socket, answer, peer, ends }),
                     None => self.actions.push_back(Action::Close(socket)),
                 }
             }
@@ -155,15 +155,16 @@ impl Links {
     }
 
     /// A socket is a link from now on, and nothing more is to be done about it.
-    pub(super) fn install(&mut self, install: Install) {
+    pub(super) fn install(&mut self, cx: &Context<'_>, install: Install) {
         self.owing.remove(&install.end);
         // Its own socket is a link now, and is not closed.
         self.dialed.remove(&install.socket);
-        if let Some(reconnection) = self.reconnections.remove(&install.end)
-            && let Some(other) = reconnection.stage.socket().filter(|other| *other != install.socket)
-        {
-            self.dialed.remove(&other);
-            self.actions.push_back(Action::Close(other));
+        if let Some(reconnection) = self.reconnections.remove(&install.end) {
+            if let Some(other) = reconnection.stage.socket().filter(|other| *other != install.socket) {
+                self.dialed.remove(&other);
+                self.actions.push_back(Action::Close(other));
+            }
+            self.handle_reached(cx, reconnection.peer);
         }
         self.actions.push_back(Action::Install(Box::new(install)));
         self.changed = true;

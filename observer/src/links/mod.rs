@@ -9,7 +9,7 @@
 //!   says what was received, so it waits until the gate is open.
 //!
 //! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means,
-//! `under_way` the first link of a connection whose `connect` has not waited for it.
+//! `under_way` the first link of a connection whose `connect` has not waited for it, `vain` what is told of links that cannot be made.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -20,6 +20,7 @@ use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, StreamEnd, ToNode};
 
+use self::vain::Vain;
 use crate::connection::{Connection, Forgettable, Slot};
 use crate::{Context, Error, Failure};
 
@@ -29,6 +30,7 @@ mod ends;
 #[cfg(test)]
 mod tests;
 mod under_way;
+mod vain;
 
 /// Time between two attempts to dial.
 const RETRY: Duration = Duration::from_millis(100);
@@ -158,6 +160,7 @@ struct Reconnection {
     stage: Stage,
     /// How often a door was dialed.
     attempts: u32,
+    vain: Vain,
 }
 
 /// See the module's text.
@@ -182,6 +185,8 @@ pub struct Links {
     looked: Duration,
     /// How often it was said that a process has come back.
     returned: u64,
+    /// Peers of which the node was told that they are dialed in vain.
+    told: BTreeSet<ProcessId>,
 }
 
 impl Links {
@@ -275,11 +280,11 @@ impl Links {
         cx.observer.handle_broken(slot);
         let Some(connection) = cx.observer.table().get(slot) else { return };
         let (end, peer) = (connection.stream_out(), connection.peer);
-        let attempts = self.reconnections.get(&end).map_or(0, |of| of.attempts);
+        let (attempts, vain) = self.reconnections.get(&end).map_or_else(Default::default, |of| (of.attempts, of.vain));
         self.owing.remove(&end);
         self.set_stage(end, Stage::Over);
         let stage = Stage::Down { due: Duration::ZERO };
-        self.reconnections.insert(end, Reconnection { peer, why, stage, attempts });
+        self.reconnections.insert(end, Reconnection { peer, why, stage, attempts, vain });
         self.actions.push_back(Action::Unplug(end));
         self.changed = true;
     }

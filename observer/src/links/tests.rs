@@ -11,6 +11,8 @@ use crate::found::{Found, Peer};
 use crate::replay::Ask;
 use crate::{Config, Observer, Ready, Receive, Send};
 
+mod vain;
+
 const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
 
 fn process(rank: u32) -> ProcessId {

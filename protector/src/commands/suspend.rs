@@ -25,6 +25,12 @@ mod tests;
 
 /// Time for all ranks to stop, and for the job's terminal to print what it was sent.
 const STOPPED: Duration = Duration::from_secs(30);
+/// The node that serves the command gives it up when it has said nothing for so long while the ranks may be stopped.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+/// So often at most the command says that it gets on.
+const PING: Duration = Duration::from_secs(5);
+/// Time for the job to end when it is written down.
+const ENDED: Duration = Duration::from_secs(60);
 /// Time until all protectors know that a recovery line is complete.
 const AGREED: Duration = Duration::from_secs(5);
 /// Time between two looks.
@@ -55,8 +61,11 @@ pub enum Action<E> {
     Append(Vec<u8>),
     /// Nothing follows in the file.
     Close,
-    /// Writes the list of the files: from here on the folder holds the job.
+    /// Writes the list of the files, beside the name that it is to have.
     Finish(Box<Saved>),
+    /// Gives the list its name: from here on the folder holds the job. A command that was given up while it wrote the list has heard so before. Answered by
+    /// [`Suspend::handle_done`].
+    Place,
     /// Leaves the mark in the folder that the job may have gone on, so no command resumes it from there without being told to.
     Mark,
     /// The command is over.
@@ -94,6 +103,9 @@ pub enum Failure<E> {
     /// The home, or the terminal, is not done with it.
     #[error("its ranks do not stop, or its terminal does not print what it was sent, within {} s; the job goes on", STOPPED.as_secs())]
     NotStopped,
+    /// The job does not end.
+    #[error("its ranks have not ended within {} s", ENDED.as_secs())]
+    NotEnded,
     /// The node says so.
     #[error("{0}")]
     Refused(String),
@@ -231,8 +243,12 @@ enum Phase<E> {
     },
     /// The list of the files is written.
     Finishing,
-    /// The job is to end.
-    Ending,
+    /// The list gets its name.
+    Placing,
+    /// The job is to end, until then.
+    Ending {
+        until: Duration,
+    },
     Over,
 }
 
@@ -248,13 +264,15 @@ pub struct Suspend<E> {
     actions: VecDeque<Action<E>>,
     /// The action that was handed out last is to be answered.
     awaits: bool,
+    /// When the node is told next that the command gets on, since it was asked to stop the ranks.
+    ping: Option<Duration>,
 }
 
 impl<E: Debug> Suspend<E> {
     /// For a job, or the first digits of one.
     pub fn new(job: String) -> Self {
         let actions = VecDeque::from([Action::Checkpoint(job.clone())]);
-        Suspend { job, phase: Phase::Checkpointing, stopped: None, attempts: ATTEMPTS, actions, awaits: false }
+        Suspend { job, phase: Phase::Checkpointing, stopped: None, attempts: ATTEMPTS, actions, awaits: false, ping: None }
     }
 
     /// The next action; none before the last one is answered.
@@ -269,17 +287,29 @@ impl<E: Debug> Suspend<E> {
 
     /// When [`Suspend::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        match self.phase {
-            Phase::Stopping { until, .. } => Some(until),
+        let due = match self.phase {
+            Phase::Stopping { until, .. } | Phase::Ending { until } => Some(until),
             Phase::Waiting { look, .. } => Some(look),
             _ => None,
+        };
+        due.into_iter().chain(self.ping).min()
+    }
+
+    /// Whether the command is to say `Ping` now, on the connection whose end lets the ranks go on. It is asked this whenever the command has got on with an
+    /// action, and when it is time ([`Suspend::poll_timeout`]): a command that is stopped, or whose disk does not answer, falls silent, and is given up.
+    pub fn take_ping(&mut self, now: Duration) -> bool {
+        let is_due = self.ping.is_some_and(|due| due <= now);
+        if is_due {
+            self.ping = Some(now + PING);
         }
+        is_due
     }
 
     /// It is time.
     pub fn handle_timeout(&mut self, now: Duration) {
         match self.phase {
             Phase::Stopping { until, .. } if until <= now => self.end(Failure::NotStopped),
+            Phase::Ending { until } if until <= now => self.end(Failure::NotEnded),
             Phase::Waiting { until, look } if look <= now => {
                 self.phase = Phase::Listing { until, logs: Vec::new() };
                 self.list();
@@ -298,6 +328,7 @@ impl<E: Debug> Suspend<E> {
             Some((rank, why)) => self.end(Failure::NoCheckpoint(rank, why)),
             None => {
                 self.phase = Phase::Stopping { until: now + STOPPED, unprinted: Vec::new() };
+                self.ping = Some(now + PING);
                 self.actions.push_back(Action::Ask(Request::Suspend { job: self.job.clone() }));
             }
         }
@@ -307,7 +338,7 @@ impl<E: Debug> Suspend<E> {
     /// The home says something, by the command's node.
     pub fn handle_reply(&mut self, now: Duration, reply: Reply) {
         match (&mut self.phase, reply) {
-            (Phase::Over, _) => {}
+            (Phase::Over, _) | (_, Reply::Pong) => {}
             (Phase::Stopping { unprinted, .. }, Reply::Output { rank, stream, offset, data }) => {
                 unprinted.push(Unprinted { rank, stream, offset, data });
             }
@@ -316,8 +347,8 @@ impl<E: Debug> Suspend<E> {
                 self.stopped = Some((suspension, mem::take(unprinted)));
                 self.begin_attempt(now);
             }
-            (Phase::Ending, Reply::Done) => {
-                self.phase = Phase::Over;
+            (Phase::Ending { .. }, Reply::Done) => {
+                (self.phase, self.ping) = (Phase::Over, None);
                 self.actions.push_back(Action::Over(Over::Suspended));
             }
             // The ranks go on, whatever is being copied.
@@ -361,7 +392,7 @@ impl<E: Debug> Suspend<E> {
     }
 
     /// The last action was carried out.
-    pub fn handle_done(&mut self) {
+    pub fn handle_done(&mut self, now: Duration) {
         self.answered();
         match &mut self.phase {
             Phase::Copying { before, saved } if self.actions.is_empty() => {
@@ -370,7 +401,11 @@ impl<E: Debug> Suspend<E> {
             }
             Phase::Copying { .. } => {}
             Phase::Finishing => {
-                self.phase = Phase::Ending;
+                self.phase = Phase::Placing;
+                self.actions.push_back(Action::Place);
+            }
+            Phase::Placing => {
+                self.phase = Phase::Ending { until: now + ENDED };
                 self.actions.push_back(Action::Ask(Request::EndSuspended));
             }
             phase => unreachable!("nothing is done: {phase:?}"),
@@ -510,9 +545,10 @@ impl<E: Debug> Suspend<E> {
 
     /// The job is not suspended, as far as the command knows.
     fn end(&mut self, why: Failure<E>) {
+        self.ping = None;
         match mem::replace(&mut self.phase, Phase::Over) {
             Phase::Over => {}
-            Phase::Ending => self.actions = VecDeque::from([Action::Mark, Action::Over(Over::Unsure(why))]),
+            Phase::Ending { .. } => self.actions = VecDeque::from([Action::Mark, Action::Over(Over::Unsure(why))]),
             _ => self.end_with(why),
         }
     }
@@ -520,7 +556,7 @@ impl<E: Debug> Suspend<E> {
     /// The job goes on.
     fn end_with(&mut self, why: Failure<E>) {
         self.phase = Phase::Over;
-        (self.awaits, self.stopped) = (false, None);
+        (self.awaits, self.stopped, self.ping) = (false, None, None);
         self.actions.clear();
         self.actions.push_back(Action::Over(Over::GoesOn(why)));
     }
@@ -541,9 +577,11 @@ impl<E: Debug> Suspend<E> {
             }
             Phase::Learning { before, .. } | Phase::Comparing { before, .. } => assert_eq!(Some(before.len()), ranks),
             Phase::Copying { before, saved } => assert!(before.len() == saved.len() && Some(saved.len()) == ranks),
-            Phase::Finishing => assert!(ranks.is_none() && !is_pending(|action| matches!(action, Action::Ask(_)))),
-            Phase::Ending => assert!(ranks.is_none() && !self.awaits, "the list is written before the job ends"),
-            Phase::Over => assert!(!self.awaits, "nothing is asked any more"),
+            Phase::Finishing | Phase::Placing => {
+                assert!(ranks.is_none() && !is_pending(|action| matches!(action, Action::Ask(_))))
+            }
+            Phase::Ending { .. } => assert!(ranks.is_none() && !self.awaits, "the list is written before the job ends"),
+            Phase::Over => assert!(!self.awaits && self.ping.is_none(), "nothing is asked any more"),
         }
     }
 }

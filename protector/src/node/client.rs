@@ -19,8 +19,9 @@ pub(super) enum Client {
     Gathering,
     /// The command shows a job, as a terminal.
     Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
-    /// The command writes down a job whose ranks are stopped, or waits for the end of that job.
-    Suspending { job: JobId, home: NodeId },
+    /// The command writes down a job whose ranks are stopped, and is to be heard again until then; or it has written the job down (none), and waits
+    /// for its end.
+    Suspending { job: JobId, home: NodeId, until: Option<Duration> },
     /// The command gives the logs and images of a suspended job to the protectors, one for each node of the placement.
     Resuming { suspension: Box<Suspension>, resumption: Box<Resumption>, protectors: Vec<NodeId> },
     /// The command has given all of them, and the protectors are told which they have.

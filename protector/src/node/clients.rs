@@ -27,6 +27,7 @@ use super::placement::place;
 use super::purpose::Purpose;
 use super::suspension::{gift, not_away};
 use super::{Node, Output, Stop, checkpoints};
+use crate::commands::suspend::SILENCE;
 use crate::membership::ring::watcher_of;
 
 /// Time that a log service has to answer a command.
@@ -56,6 +57,7 @@ impl Node {
     }
 
     pub(super) fn handle_request(&mut self, now: Duration, client: ClientId, request: Request) {
+        self.hear_suspender(now, client);
         match self.clients.entry(client).or_insert(Client::New) {
             Client::New => self.handle_hello(client, &request),
             _ if request == Request::Ping => self.reply(client, Reply::Pong),
@@ -69,7 +71,8 @@ impl Node {
                 self.read_log(now, client, holder, process, request);
             }
             Client::Reading { .. } => self.fail(client, "one read at a time"),
-            Client::Suspending { job, home } if request == Request::EndSuspended => {
+            Client::Suspending { job, home, until } if request == Request::EndSuspended => {
+                *until = None;
                 let (job, home, session) = (*job, home.clone(), self.session(client));
                 self.send(&home, PeerMessage::ToHome(job, ToHome::EndSuspended(session)));
             }
@@ -140,7 +143,7 @@ impl Node {
         let session = self.session(client);
         self.forget_questions_of(client);
         match self.clients.remove(&client) {
-            Some(Client::Session { job, home, .. } | Client::Killing { job, home } | Client::Suspending { job, home }) => {
+            Some(Client::Session { job, home, .. } | Client::Killing { job, home } | Client::Suspending { job, home, .. }) => {
                 self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
@@ -483,7 +486,10 @@ impl Node {
             Wanted::Attach => {
                 (Client::Session { job, home: home.clone(), placement: None, shown: Shown::default() }, ToHome::Attach(session))
             }
-            Wanted::Suspend => (Client::Suspending { job, home: home.clone() }, ToHome::Suspend(session)),
+            Wanted::Suspend => {
+                let until = Some(now + SILENCE);
+                (Client::Suspending { job, home: home.clone(), until }, ToHome::Suspend(session))
+            }
             Wanted::Checkpoint => {
                 let purpose = Purpose::Checkpoint(client, ranks);
                 return self.gather_from(now, purpose, &Query::Checkpoint(job), all(), checkpoints::WHOLE);

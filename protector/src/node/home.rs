@@ -446,6 +446,7 @@ impl Home {
             ToHome::EndSuspended(session) => self.end_suspended(&session),
             ToHome::Attach(session) => self.attach(session),
             ToHome::Detach(session) => self.detach(&session),
+            ToHome::SuspenderHangs(session) => self.handle_suspender_hangs(&session),
             ToHome::Printed { session, bytes } => self.handle_printed(&session, bytes),
             ToHome::Stdin { session, offset, data } => self.handle_stdin(session, offset, data),
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),

@@ -370,6 +370,7 @@ impl Node {
         self.look_at_collections(now);
         self.look_at_lines(now);
         self.end_orphans(now);
+        self.end_silent_suspenders(now);
         self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
         late.into_iter().for_each(|query| self.finish_gather(now, query));
@@ -389,6 +390,7 @@ impl Node {
             self.collections.poll_timeout(),
             self.lines.poll_timeout(),
             self.next_orphan(),
+            self.next_silent_suspender(),
             self.next_frozen(),
             self.next_replay(),
             self.phase.until(),

@@ -19,10 +19,13 @@ use radic_wire::limits;
 use radic_wire::peer::{FromHost, Gift, PeerMessage, Revival, SessionId, ToHome, ToSession, ToStore};
 use radic_wire::suspension::{Resumption, Suspension};
 
+use super::client::Client;
 use super::events::About;
 use super::home::Home;
+use super::numbers::ClientId;
 use super::stores::StoreOrder;
 use super::{Node, Output};
+use crate::commands::suspend::SILENCE;
 
 impl Node {
     /// The ranks of a job here are stopped.
@@ -51,6 +54,43 @@ impl Node {
         };
         let node = session.node.clone();
         self.send(&node, PeerMessage::ToSession(session, ToSession::Frozen(result)));
+    }
+
+    /// A command says something here. While it suspends a job that shows that it gets on.
+    pub(super) fn hear_suspender(&mut self, now: Duration, client: ClientId) {
+        if let Some(Client::Suspending { until: Some(until), .. }) = self.clients.get_mut(&client) {
+            *until = now + SILENCE;
+        }
+    }
+
+    /// When a command that suspends a job will have said nothing for too long.
+    pub(super) fn next_silent_suspender(&self) -> Option<Duration> {
+        self.clients.values().filter_map(|c| if let Client::Suspending { until, .. } = c { *until } else { None }).min()
+    }
+
+    /// Gives up the commands that have said nothing for too long while they suspend a job: they were stopped, or their disk does not answer. The
+    /// ranks would stay stopped for as long as that lasts.
+    pub(super) fn end_silent_suspenders(&mut self, now: Duration) {
+        let late = |(client, state): (&ClientId, &Client)| match state {
+            Client::Suspending { job, home, until: Some(until) } if *until <= now => Some((*client, *job, home.clone())),
+            _ => None,
+        };
+        let late: Vec<_> = self.clients.iter().filter_map(late).collect();
+        let seconds = SILENCE.as_secs();
+        for (client, job, home) in late {
+            let text =
+                format!("the command that suspends it has said nothing for {seconds} s: it is given up, and the ranks go on");
+            self.record(now, EventName::Note, About::job(job), text);
+            let (session, me) = (self.session(client), self.me().name.clone());
+            self.send(&home, PeerMessage::ToHome(job, ToHome::SuspenderHangs(session)));
+            self.fail(
+                client,
+                format!(
+                    "job {job} is not suspended and goes on: {me} heard nothing of this command for {seconds} s, so the command was stopped, or the \
+                     disk of its folder did not answer; see to that, and suspend the job again"
+                ),
+            );
+        }
     }
 
     /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.

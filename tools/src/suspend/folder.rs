@@ -21,9 +21,12 @@ use radic_wire::suspension::{SavedFile, begin_code};
 use rustix::fs::FlockOperation;
 
 use crate::log::Held;
-use crate::progress::Progress;
 
 use super::content::{self, MANIFEST, Mark, NEW_MANIFEST, SECOND, Saved, Source, UNFINISHED};
+
+/// After so many bytes of a file the disk is waited for. So no wait for a disk that gets on is long, and one that is long means that the disk hangs:
+/// the command is given up then (`SILENCE` in `protector/src/commands/suspend.rs`).
+const SYNC: usize = 64 << 20;
 
 /// A folder that is being written; what is in it goes again unless it is finished.
 pub(super) struct Folder {
@@ -110,17 +113,22 @@ impl Folder {
         Ok((name, file))
     }
 
-    /// The last file: from here on the folder holds this job. All of it is on the disk then.
-    pub(super) fn finish(&mut self, manifest: &[u8]) -> Result<()> {
+    /// The last file, not in its place. All of it is on the disk then.
+    pub(super) fn write_manifest(&mut self, manifest: &[u8]) -> Result<()> {
         let mut file = self.files.create_new(NEW_MANIFEST)?;
         self.written.push(NEW_MANIFEST.to_owned());
         let written = file.write_all(manifest).and_then(|()| file.sync_all());
         written.with_context(|| self.files.path().join(MANIFEST).display().to_string())?;
         // The names that it lists, before it.
         self.files.sync()?;
+        self.id = content::id_of(manifest);
+        Ok(())
+    }
+
+    /// The last file gets its name: from here on the folder holds this job.
+    pub(super) fn place_manifest(&mut self) -> Result<()> {
         self.files.rename(NEW_MANIFEST, MANIFEST)?;
         self.files.sync()?;
-        self.id = content::id_of(manifest);
         self.written.clear();
         self.is_new = false;
         // What cannot be removed goes when the next suspension is written here.
@@ -170,6 +178,8 @@ pub(super) struct Saving {
     file: fs::File,
     code: Code,
     bytes: u64,
+    /// Bytes since the disk was waited for last.
+    unsynced: usize,
 }
 
 impl Saving {
@@ -182,11 +192,17 @@ impl Saving {
         let (name, file) = folder.create_file(&format!("rank-{rank}.{kind}"))?;
         let path = folder.files.path().join(&name);
         let code = begin_code(key, &name);
-        Ok(Saving { name, path, file, code, bytes: 0 })
+        Ok(Saving { name, path, file, code, bytes: 0, unsynced: 0 })
     }
 
-    /// Exactly this part of what is held.
-    pub(super) fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span, progress: &Progress) -> Result<()> {
+    /// Exactly this part of what is held. `copied` hears of each piece.
+    pub(super) fn copy(
+        &mut self,
+        held: &mut Held,
+        part: LogPart,
+        Span { start, end }: Span,
+        copied: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         let mut position = start;
         while position < end {
             let mut piece = held.read(part, position)?;
@@ -194,13 +210,18 @@ impl Saving {
             piece.truncate(usize::try_from(end - position).unwrap_or(usize::MAX));
             self.write(&piece)?;
             position += piece.len() as u64;
-            progress.advance(piece.len() as u64);
+            copied(piece.len() as u64)?;
         }
         Ok(())
     }
 
     pub(super) fn write(&mut self, piece: &[u8]) -> Result<()> {
         self.file.write_all(piece).with_context(|| self.path.display().to_string())?;
+        self.unsynced += piece.len();
+        if self.unsynced >= SYNC {
+            self.file.sync_data().with_context(|| self.path.display().to_string())?;
+            self.unsynced = 0;
+        }
         self.code.update(piece);
         self.bytes += piece.len() as u64;
         Ok(())

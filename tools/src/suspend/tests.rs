@@ -34,7 +34,7 @@ fn a_folder_of_others_is_not_written_to_and_no_link_is_followed() {
         symlink(&victim, shared.join(name)).unwrap();
     }
     assert!(folder.create_file("rank-0.journal").is_err());
-    assert!(folder.finish(b"x").is_err());
+    assert!(folder.write_manifest(b"x").is_err());
     assert_eq!(fs::read(&victim).unwrap(), b"precious");
     if nix::unistd::geteuid().is_root() {
         let _ = (fs::remove_file(shared.join("rank-0.journal")), fs::remove_file(shared.join("manifest.new")));
@@ -54,7 +54,8 @@ fn a_folder_is_taken_only_if_it_is_empty_and_goes_again() {
     drop(folder);
     assert!(!new.exists());
     let mut folder = create(&new).unwrap();
-    folder.finish(b"x").unwrap();
+    folder.write_manifest(b"x").unwrap();
+    folder.place_manifest().unwrap();
     drop(folder);
     assert_eq!(fs::read(new.join(MANIFEST)).unwrap(), b"x");
     assert!(create(&new).is_err(), "what is there is no manifest of this cluster");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use radic_protector::commands::file::{File, SavedLog};
@@ -22,9 +22,6 @@ use crate::progress::{Progress, Unit};
 
 use super::content::Mark;
 use super::folder::{Folder, Saving};
-
-/// Time for the job to end when it is written down.
-const ENDED: Duration = Duration::from_secs(60);
 
 /// A fault of this command.
 const NOT_STOPPED: &str = "no job is stopped";
@@ -94,10 +91,33 @@ struct Outside<'a> {
     marked: Result<()>,
 }
 
+/// What tells the node that serves the command that it gets on.
+struct Alive<'a> {
+    begun: Instant,
+    connection: &'a mut Option<Connection>,
+    suspend: &'a mut Suspend<anyhow::Error>,
+}
+
+impl Alive<'_> {
+    /// The command has got on: the node is told so if it is time. What the node has said is kept for [`Outside::hear`]; that it has ended the connection is an
+    /// error, for the ranks go on then and nothing more needs to be copied.
+    fn handle_progress(&mut self) -> Result<()> {
+        if let Some(connection) = self.connection
+            && self.suspend.take_ping(self.begun.elapsed())
+        {
+            connection.send(&Request::Ping)?;
+            connection.read()?;
+        }
+        Ok(())
+    }
+}
+
 impl Outside<'_> {
     fn run(mut self, job: &str) -> Result<(), Failure> {
         let (begun, mut suspend) = (Instant::now(), Suspend::new(job.to_owned()));
         loop {
+            // Where the connection is gone, whatever waits for it says so.
+            _ = self.alive(begun, &mut suspend).handle_progress();
             let Some(action) = suspend.poll_action() else {
                 self.wait(begun, &mut suspend);
                 continue;
@@ -129,14 +149,16 @@ impl Outside<'_> {
     /// Nothing is to be done before the home says something, or it is time.
     fn wait(&mut self, begun: Instant, suspend: &mut Suspend<anyhow::Error>) {
         let Some(connection) = &mut self.connection else { unreachable!("only the home is waited for") };
-        let due = suspend.poll_timeout();
-        let deadline = due.map_or_else(|| Instant::now() + ENDED, |due| begun + due);
-        match connection.wait(Some(deadline)) {
+        let Some(due) = suspend.poll_timeout() else { unreachable!("whatever is waited for has a limit") };
+        match connection.wait(Some(begun + due)) {
             Ok(Some(reply)) => suspend.handle_reply(begun.elapsed(), reply),
-            Ok(None) if due.is_some() => suspend.handle_timeout(begun.elapsed()),
-            Ok(None) => suspend.handle_lost(ClientError::Late { node: connection.node().to_owned(), limit: ENDED }.into()),
+            Ok(None) => suspend.handle_timeout(begun.elapsed()),
             Err(error) => suspend.handle_lost(error.into()),
         }
+    }
+
+    fn alive<'b>(&'b mut self, begun: Instant, suspend: &'b mut Suspend<anyhow::Error>) -> Alive<'b> {
+        Alive { begun, connection: &mut self.connection, suspend }
     }
 
     /// What the home has said meanwhile: that the ranks go on, perhaps.
@@ -174,32 +196,46 @@ impl Outside<'_> {
                 self.progress.begin("writing the ranks", Unit::Bytes, Some(size));
             }
             Action::Read(rank, part, Span { start, end }) => {
-                let bytes = self.held(rank)?.read_all(part, start, usize::try_from(end - start)?)?;
+                self.held(rank)?;
+                let Outside { held: Some((_, held)), connection, .. } = self else { unreachable!("it is open") };
+                let mut alive = Alive { begun, connection, suspend };
+                let bytes = held.read_all(part, start, usize::try_from(end - start)?, &mut || alive.handle_progress())?;
                 suspend.handle_read(bytes);
             }
             Action::Create(rank, file) => {
                 let (_, key) = self.job.as_ref().context(NOT_STOPPED)?;
                 self.file = Some((rank, file, Saving::create(&mut self.folder, rank, file, key)?));
-                suspend.handle_done();
+                suspend.handle_done(begun.elapsed());
             }
             Action::Copy(rank, part, span) => {
                 self.held(rank)?;
-                let (Some((_, held)), Some((.., file))) = (&mut self.held, &mut self.file) else { unreachable!("both are open") };
-                file.copy(held, part, span, self.progress)?;
-                suspend.handle_done();
+                let Outside { held: Some((_, held)), file: Some((.., file)), connection, progress, .. } = self else {
+                    unreachable!("both are open")
+                };
+                let mut alive = Alive { begun, connection, suspend };
+                let mut copied = |bytes| {
+                    progress.advance(bytes);
+                    alive.handle_progress()
+                };
+                file.copy(held, part, span, &mut copied)?;
+                suspend.handle_done(begun.elapsed());
             }
             Action::Append(bytes) => {
                 self.file.as_mut().context("no file is open")?.2.write(&bytes)?;
-                suspend.handle_done();
+                suspend.handle_done(begun.elapsed());
             }
             Action::Close => {
                 let (rank, file, saving) = self.file.take().context("no file is open")?;
                 self.files.insert((rank, file), saving.finish()?);
-                suspend.handle_done();
+                suspend.handle_done(begun.elapsed());
             }
             Action::Finish(saved) => {
                 self.finish(*saved)?;
-                suspend.handle_done();
+                suspend.handle_done(begun.elapsed());
+            }
+            Action::Place => {
+                self.folder.place_manifest()?;
+                suspend.handle_done(begun.elapsed());
             }
             Action::Mark => self.marked = self.folder.mark(&Mark::now()),
             Action::Ask(_) | Action::Over(_) => unreachable!("these are no files"),
@@ -226,7 +262,7 @@ impl Outside<'_> {
             |(rank, log): (u32, SavedLog)| log.with_files(|file| files.remove(&(Rank(rank), file)).expect("it was written"));
         let ranks: Vec<SavedRank> = (0..).zip(ranks).map(of_rank).collect();
         self.size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
-        self.folder.finish(&Manifest { suspension, unprinted, ranks }.encode(self.key)?)
+        self.folder.write_manifest(&Manifest { suspension, unprinted, ranks }.encode(self.key)?)
     }
 
     fn end(mut self, over: Over<anyhow::Error>) -> Result<(), Failure> {

@@ -55,6 +55,19 @@ impl Run {
         run
     }
 
+    /// Time passes until something but a ping is due. How often the node was told that the command gets on.
+    fn wait(&mut self) -> usize {
+        let mut pings = 0;
+        loop {
+            self.now = self.suspend.poll_timeout().expect("whatever waits has a limit");
+            if !self.suspend.take_ping(self.now) {
+                self.suspend.handle_timeout(self.now);
+                return pings;
+            }
+            pings += 1;
+        }
+    }
+
     fn next(&mut self) -> Action<&'static str> {
         self.suspend.poll_action().expect("there is something to do")
     }
@@ -84,7 +97,7 @@ impl Run {
                 Action::Close => {}
                 other => panic!("{other:?}"),
             }
-            self.suspend.handle_done();
+            self.suspend.handle_done(self.now);
         }
     }
 
@@ -126,7 +139,10 @@ fn a_job_is_listed_copied_listed_again_and_ended() {
     assert_eq!((saved.ranks.len(), saved.unprinted[0].offset, saved.suspension.job), (2, 3, JOB));
     assert_eq!(saved.ranks[1].streams.len(), 2);
     assert!(run.suspend.poll_action().is_none(), "the job does not end before all is written");
-    run.suspend.handle_done();
+    run.suspend.handle_done(run.now);
+    assert!(matches!(run.next(), Action::Place));
+    assert!(run.suspend.poll_action().is_none(), "the job does not end before the list has its name");
+    run.suspend.handle_done(run.now);
     assert!(matches!(run.next(), Action::Ask(Request::EndSuspended)));
     run.suspend.handle_reply(run.now, Reply::Done);
     assert!(matches!(run.over(), Over::Suspended));
@@ -147,10 +163,11 @@ fn ranks_that_do_not_stop_in_time_go_on() {
     run.next();
     run.suspend.handle_checkpoints(run.now, &[]);
     run.next();
-    let until = run.suspend.poll_timeout().unwrap();
-    run.suspend.handle_timeout(until - Duration::from_nanos(1));
-    assert!(run.suspend.poll_action().is_none());
-    run.suspend.handle_timeout(until);
+    while run.now < STOPPED {
+        assert!(run.suspend.poll_action().is_none());
+        run.wait();
+    }
+    assert_eq!(run.now, STOPPED);
     run.goes_on("do not stop");
 }
 
@@ -172,9 +189,7 @@ fn images_of_two_lines_are_waited_for() {
     let (mut run, mut logs) = (Run::stopped(), two());
     logs[0].images = vec![image(2, 10, LineMark { newest: 2, joins: true })];
     run.list(&logs);
-    let look = run.suspend.poll_timeout().unwrap();
-    run.now = look;
-    run.suspend.handle_timeout(look);
+    run.wait();
     logs[1].images = vec![image(3, 10, LineMark { newest: 2, joins: true })];
     run.list(&logs);
     assert!(matches!(run.next(), Action::Begin(_)));
@@ -182,9 +197,8 @@ fn images_of_two_lines_are_waited_for() {
     let (mut run, mut logs) = (Run::stopped(), two());
     logs[0].images = vec![image(2, 10, LineMark { newest: 2, joins: true })];
     run.list(&logs);
-    while let Some(look) = run.suspend.poll_timeout() {
-        run.now = look;
-        run.suspend.handle_timeout(look);
+    while run.suspend.poll_timeout().is_some() {
+        run.wait();
         run.list(&logs);
     }
     assert!((AGREED..AGREED + LOOK_AGAIN).contains(&run.now), "{:?}", run.now);
@@ -316,8 +330,23 @@ fn a_job_that_is_written_and_does_not_end_is_marked() {
     run.suspend.handle_failed("no space");
     run.goes_on("no space");
     let mut run = finished();
-    run.suspend.handle_done();
-    run.next();
+    run.suspend.handle_done(run.now);
+    assert!(matches!(run.next(), Action::Place));
+    run.suspend.handle_failed("no such name");
+    run.goes_on("no such name");
+    let ending = || {
+        let mut run = finished();
+        run.suspend.handle_done(run.now);
+        run.next();
+        run.suspend.handle_done(run.now);
+        run.next();
+        run
+    };
+    let mut run = ending();
+    assert!(run.wait() >= 10, "its node hears nothing of it");
+    assert!(matches!(run.next(), Action::Mark));
+    assert!(matches!(run.over(), Over::Unsure(Failure::NotEnded)));
+    let mut run = ending();
     run.suspend.handle_lost("too late");
     assert!(matches!(run.next(), Action::Mark));
     assert!(matches!(run.over(), Over::Unsure(Failure::Undone("too late"))));
@@ -329,4 +358,43 @@ fn a_command_that_no_daemon_answers_gives_up() {
     run.next();
     run.suspend.handle_failed("no daemon answers");
     run.goes_on("no daemon answers");
+}
+
+/// While the ranks may be stopped the node hears again and again that the command gets on, and only when it does.
+#[test]
+fn the_node_hears_that_the_command_gets_on() {
+    let mut run = Run::new();
+    run.now = PING * 3;
+    assert!(!run.suspend.take_ping(run.now), "the ranks run");
+    run.next();
+    run.suspend.handle_checkpoints(run.now, &[]);
+    assert!(!run.suspend.take_ping(run.now), "it has just asked for something");
+    assert_eq!(run.wait(), STOPPED.div_duration_f64(PING) as usize);
+    run.goes_on("do not stop");
+
+    let mut run = Run::stopped();
+    run.list(&two());
+    run.next();
+    for _ in 0..20 {
+        run.now += PING;
+        assert!(run.suspend.take_ping(run.now) && !run.suspend.take_ping(run.now));
+        run.suspend.handle_reply(run.now, Reply::Pong);
+    }
+    run.suspend.handle_reply(run.now, Reply::Error("it was given up".to_owned()));
+    assert!(!run.suspend.take_ping(run.now + PING), "nobody waits for that");
+    run.goes_on("it was given up");
+    assert!(SILENCE > PING * 4 && SILENCE > STOPPED);
+}
+
+/// A command that was given up while it wrote the list hears so before the list has its name.
+#[test]
+fn a_list_that_is_late_gets_no_name() {
+    let mut run = Run::stopped();
+    run.list(&two());
+    run.copy();
+    run.list(&two());
+    assert!(matches!(run.next(), Action::Finish(_)));
+    run.suspend.handle_done(run.now);
+    run.suspend.handle_reply(run.now, Reply::Error("it was given up".to_owned()));
+    run.goes_on("it was given up");
 }

@@ -11,6 +11,7 @@ use radic_wire::suspension::Suspension;
 
 use super::relay::Piece;
 use super::{Home, HomeOutput, Phase, RankState};
+use crate::commands::suspend::SILENCE;
 
 /// Why a job is not suspended.
 const NOT_NOW: &str = "it is starting or ending, a rank has ended, or a node was just lost";
@@ -128,6 +129,21 @@ impl Home {
         self.pump();
     }
 
+    /// The node of the command that suspends the job has given it up.
+    pub(super) fn handle_suspender_hangs(&mut self, session: &SessionId) {
+        if self.suspending.as_ref().is_none_or(|suspending| suspending.session != *session) {
+            return;
+        }
+        let (node, seconds) = (&session.node.name, SILENCE.as_secs());
+        let why = format!(
+            "{node} heard nothing of the command that suspends it for {seconds} s: that was stopped, or its disk does not answer"
+        );
+        self.thaw(&why);
+        if self.suspending.is_none() {
+            self.tell_terminal(format!("job {} is not suspended: {why}; its ranks go on", self.job));
+        }
+    }
+
     /// The command has written the job down.
     pub(super) fn end_suspended(&mut self, session: &SessionId) {
         if let Some(outcome) = self.outcome.clone().filter(|_| self.is_over()) {
@@ -143,7 +159,8 @@ impl Home {
                 .tell_session(session.clone(), ToSession::Frozen(Err("this command does not suspend it any more".to_owned())));
         };
         if matches!(suspending.stage, Stage::Waiting | Stage::Stopping { .. }) {
-            return;
+            // Its node does not watch over it any more.
+            return self.thaw("its command says that all is written down before the ranks are stopped");
         }
         suspending.stage = Stage::Written;
         self.waiters.insert(session.clone());

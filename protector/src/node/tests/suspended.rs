@@ -5,6 +5,10 @@ use radic_wire::peer::{Adoption, Gift, Revival};
 use radic_wire::suspension::{Resumption, Suspension};
 
 use super::*;
+use crate::commands::suspend::SILENCE;
+
+/// Many messages and heartbeats take less.
+const SOON: Duration = Duration::from_secs(2);
 
 impl Cluster {
     /// `client` at `node` has the job's ranks stopped.
@@ -112,6 +116,59 @@ fn a_home_that_is_out_of_reach_of_a_command_that_suspends_lets_the_ranks_go_on()
     assert_eq!(last(&cluster, 0), Some(libc::SIGSTOP), "the home has heard nothing");
     cluster.dead.clear();
     cluster.run_until(|c| [0, 1, 2].iter().all(|rank| last(c, *rank) == Some(libc::SIGCONT)));
+}
+
+/// A command that has had the ranks stopped hangs. One that says that it gets on may take its time; one that has written the job down need say nothing more.
+#[test]
+fn a_command_that_hangs_while_ranks_are_stopped_is_given_up() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let last = |c: &Cluster, rank: u32| c.ranks[&ProcessId { job, rank: Rank(rank) }].1.signals.last().copied();
+    let all = |c: &Cluster, signal| [0, 1, 2].iter().all(|rank| last(c, *rank) == Some(signal));
+    cluster.suspend(2, 7, job);
+    for _ in 0..3 {
+        cluster.run_for(SILENCE - SOON);
+        cluster.ask(2, 7, Request::Ping);
+    }
+    cluster.run_for(SILENCE - SOON);
+    assert!(all(&cluster, libc::SIGSTOP), "it is given up though it is heard");
+    cluster.run_for(SOON * 2);
+    assert!(all(&cluster, libc::SIGCONT), "the ranks stay stopped");
+    let Some(Reply::Error(why)) = cluster.replies(7).last() else { panic!("{:?}", cluster.replies(7)) };
+    assert!(why.contains("n2 heard nothing") && why.contains("suspend the job again"), "{why}");
+    let is_told =
+        |reply: &Reply| matches!(reply, Reply::Notice(text) if text.contains("n2 heard nothing") && text.contains("go on"));
+    assert_eq!(cluster.replies(1).iter().filter(|reply| is_told(reply)).count(), 1, "{:?}", cluster.replies(1));
+    let given_up = |text: &&String| text.contains("said nothing for 60 s");
+    assert_eq!(texts(&cluster, 2, EventName::Note).iter().filter(given_up).count(), 1);
+    // It wakes up, and says what it was about to say.
+    cluster.ask(2, 7, Request::EndSuspended);
+    cluster.run_for(SOON);
+    assert!(cluster.outcome(1).is_none() && all(&cluster, libc::SIGCONT));
+
+    cluster.suspend(2, 8, job);
+    cluster.ask(2, 8, Request::EndSuspended);
+    cluster.run_until(|c| c.outcome(1).is_some());
+    cluster.run_for(SILENCE - SOON);
+    cluster.run_for(SOON * 2);
+    assert_eq!(cluster.replies(8).last(), Some(&Reply::Done));
+}
+
+/// One that says that all is written before the ranks are stopped would not be watched over.
+#[test]
+fn a_job_is_not_written_before_its_ranks_are_stopped() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.hello(4, 7, Request::Suspend { job: job.to_string() });
+    let is_begun = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToHome(_, ToHome::Suspend(_))));
+    while !cluster.wire.iter().any(|(.., input)| is_begun(input)) {
+        cluster.step();
+    }
+    cluster.ask(4, 7, Request::EndSuspended);
+    cluster.run_until(|c| matches!(c.replies(7).last(), Some(Reply::Error(why)) if why.contains("before the ranks are stopped")));
+    cluster.run_for(SOON);
+    let last = |rank: u32| cluster.ranks[&ProcessId { job, rank: Rank(rank) }].1.signals.last().copied();
+    assert!([0, 1, 2].iter().all(|rank| last(*rank) != Some(libc::SIGSTOP)));
 }
 
 /// A link between two nodes is broken for so long that a job was suspended and goes on meanwhile. What one of them had said of a

@@ -58,6 +58,8 @@ pub enum Due {
     Timer,
     /// Its user waits no longer.
     Late,
+    /// It hangs no longer.
+    WakeUp,
 }
 
 /// When an event comes, in nanoseconds, its number, and where it is in [`Queue::events`], in one number, from the top: one comparison orders them.

@@ -19,6 +19,7 @@ use super::process::Process;
 use super::queue::{Due, Event};
 use super::resumption::Resuming;
 use super::world::World;
+use crate::dice::Dice;
 
 /// The first number of a command; a terminal that takes its place counts on from there.
 const COMMAND: u64 = 1 << 20;
@@ -29,6 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// So often the suspension of a job is tried, and that it goes on.
 const TRIES: u32 = 12;
 const RESUMES: u32 = 100;
+
+/// One of so many commands hangs, before one of so many actions: for less time than its node waits for it, or for more.
+const HANGS: usize = 8;
+const ACTIONS: usize = 60;
+const SHORT: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(100);
 
 /// What is said of a log that has not what it was listed with.
 const NOT_HELD: &str = "is not held";
@@ -84,8 +91,20 @@ pub struct Suspending {
     files: BTreeMap<(Rank, File), Vec<u8>>,
     /// What each rank had been acknowledged when the logs were listed.
     acked: BTreeMap<Rank, u64>,
-    /// All is written, and the job is to end.
+    /// All is written, and the list has not got its name.
+    list: Option<Folder>,
+    /// It has, and the job is to end.
     folder: Option<Folder>,
+    /// It hangs when it has done so much more.
+    hangs_after: Option<usize>,
+}
+
+/// A command that hangs.
+#[derive(Debug)]
+struct Hang {
+    since: Duration,
+    /// What it is told meanwhile.
+    heard: Vec<(u64, Reply)>,
 }
 
 /// How far the command is.
@@ -120,6 +139,8 @@ pub struct Command {
     pub at: usize,
     /// How far it is.
     pub stage: Stage,
+    /// It hangs: it was stopped, or its disk does not answer.
+    hang: Option<Hang>,
     tries: u32,
     resumes: u32,
     /// What no command knows.
@@ -214,10 +235,14 @@ impl World {
         if number != self.command.number || self.terminal.outcome.is_some() {
             return;
         }
+        if self.command.hang.is_some() && due != Due::WakeUp {
+            return;
+        }
         match (&self.command.stage, due) {
             (Stage::Idle, Due::Begin) => self.suspend(),
             (Stage::Away(_), Due::Begin) => self.resume(),
             (Stage::Suspending(_), Due::Timer) => self.drive_suspend(|decides, now| decides.handle_timeout(now)),
+            (Stage::Suspending(_), Due::WakeUp) => self.wake_command(),
             (Stage::Suspending(_) | Stage::Resuming(..), Due::Late) => self.give_up_command("it takes too long"),
             _ => {}
         }
@@ -236,7 +261,9 @@ impl World {
             file: None,
             files: BTreeMap::new(),
             acked: BTreeMap::new(),
+            list: None,
             folder: None,
+            hangs_after: None,
         }));
         self.drive_suspend(|_, _| ());
     }
@@ -254,6 +281,7 @@ impl World {
         self.trace(|| format!("the command gives up: {why}"));
         self.hang_up(self.command.at, self.command.client());
         self.hang_up_question();
+        self.command.hang = None;
         match std::mem::take(&mut self.command.stage) {
             Stage::Idle => {}
             // The folder says that the job may have gone on: nobody goes on from there.
@@ -279,6 +307,9 @@ impl World {
 
     /// The command hears something.
     pub fn command_hears(&mut self, client: u64, reply: Reply) {
+        if let Some(hang) = &mut self.command.hang {
+            return hang.heard.push((client, reply));
+        }
         let is_main = client == self.command.client();
         match (&self.command.stage, reply) {
             (_, Reply::Welcome { .. }) => {}
@@ -295,8 +326,16 @@ impl World {
         if let Some(suspending) = self.command.suspending() {
             input(&mut suspending.decides, now);
         }
-        while let Some(action) = self.command.suspending().and_then(|suspending| suspending.decides.poll_action()) {
+        while !self.begins_to_hang()
+            && let Some(action) = self.command.suspending().and_then(|suspending| suspending.decides.poll_action())
+        {
             self.carry_out_suspend(action);
+        }
+        if self.command.hang.is_some() {
+            return;
+        }
+        if self.command.suspending().is_some_and(|suspending| suspending.decides.take_ping(now)) {
+            self.command_says(self.command.client(), Request::Ping);
         }
         let number = self.command.number;
         if let Some(suspending) = self.command.suspending()
@@ -307,15 +346,66 @@ impl World {
         }
     }
 
+    /// One of so many commands hangs while all ranks are stopped, and does not hear that its user waits no longer.
+    fn plan_hang(&mut self) {
+        let mut dice = Dice::new(self.plan.seed ^ 0x4a17 ^ self.command.number << 32);
+        if let Some(suspending) = self.command.suspending()
+            && dice.one_in(HANGS)
+        {
+            suspending.hangs_after = Some(dice.below(ACTIONS));
+        }
+    }
+
+    fn begins_to_hang(&mut self) -> bool {
+        let Some(suspending) = self.command.suspending() else { return false };
+        match &mut suspending.hangs_after {
+            None => false,
+            Some(0) => {
+                suspending.hangs_after = None;
+                let (since, number) = (self.now, self.command.number);
+                let lasts = if self.dice.one_in(2) { SHORT } else { LONG };
+                self.trace(|| format!("the command hangs for {} s", lasts.as_secs()));
+                self.command.hang = Some(Hang { since, heard: Vec::new() });
+                self.schedule(since + lasts, Event::Command(number, Due::WakeUp));
+                true
+            }
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+        }
+    }
+
+    /// The command goes on where it was. If it has hung for long its node has given it up, and the ranks have not stayed stopped.
+    fn wake_command(&mut self) {
+        let (now, client) = (self.now, self.command.client());
+        let Some(Hang { since, heard }) = self.command.hang.take() else { return };
+        let is_told = heard.iter().any(|(to, reply)| *to == client && matches!(reply, Reply::Error(_) | Reply::Done));
+        assert!(is_told || now - since < LONG || self.command.is_ending(), "hang: a command that hangs is not given up");
+        self.trace(|| "the command goes on".to_owned());
+        // What it was about to do may be done before it hears what it was told.
+        if self.dice.one_in(2)
+            && let Some(action) = self.command.suspending().and_then(|suspending| suspending.decides.poll_action())
+        {
+            self.carry_out_suspend(action);
+        }
+        heard.into_iter().for_each(|(client, reply)| self.command_hears(client, reply));
+        self.schedule(now + PATIENCE, Event::Command(self.command.number, Due::Late));
+        self.drive_suspend(|decides, now| decides.handle_timeout(now));
+    }
+
     fn carry_out_suspend(&mut self, action: Action<String>) {
-        let client = self.command.client();
+        let (client, now) = (self.command.client(), self.now);
         let Some(suspending) = self.command.suspending() else { return };
         let job = suspending.job.clone();
         match action {
             Action::Checkpoint(job) => self.ask_question(Question::Checkpoints(Vec::new()), Request::Checkpoint { job }),
             Action::Ask(request @ Request::EndSuspended) => self.command_says(client, request),
             Action::Ask(request) => self.command_asks(client, request),
-            Action::Stopped(_) => self.trace(|| "all ranks are stopped".to_owned()),
+            Action::Stopped(_) => {
+                self.trace(|| "all ranks are stopped".to_owned());
+                self.plan_hang();
+            }
             Action::List(rank) => self.ask_question(Question::List, Request::Log { job, rank }),
             Action::Begin(_) => self.begin_files(),
             Action::Read(rank, part, span) => self.read_held(rank, Reading { part, span, bytes: Vec::new(), is_copy: false }),
@@ -323,14 +413,18 @@ impl World {
             Action::Create(rank, file) => {
                 suspending.file = Some((rank, file));
                 suspending.files.insert((rank, file), Vec::new());
-                suspending.decides.handle_done();
+                suspending.decides.handle_done(now);
             }
             Action::Append(bytes) => {
                 let is_alone = self.breaks.alone;
                 self.append(if is_alone { Vec::new() } else { bytes });
             }
-            Action::Close => suspending.decides.handle_done(),
+            Action::Close => suspending.decides.handle_done(now),
             Action::Finish(saved) => self.finish_folder(*saved),
+            Action::Place => {
+                suspending.folder = suspending.list.take();
+                suspending.decides.handle_done(now);
+            }
             // It is taken for one with a mark from its list on, for a command that is lost leaves none.
             Action::Mark => {}
             Action::Over(Over::Suspended) => self.handle_suspended(),
@@ -438,10 +532,11 @@ impl World {
     }
 
     fn append(&mut self, bytes: Vec<u8>) {
+        let now = self.now;
         let Some(suspending) = self.command.suspending() else { return };
         let file = suspending.file.and_then(|file| suspending.files.get_mut(&file));
         file.expect("a file is open").extend(bytes);
-        suspending.decides.handle_done();
+        suspending.decides.handle_done(now);
     }
 
     /// The logs are listed: if they have not changed when they are listed again, they are those of this moment.
@@ -472,15 +567,17 @@ impl World {
         }
         self.trace(|| format!("the job is written down, its journals up to {ends:?}"));
         self.hang_up_question();
+        let now = self.now;
         let Some(suspending) = self.command.suspending() else { return };
-        suspending.folder = Some(Folder { manifest: Manifest { suspension, unprinted, ranks }, files });
-        suspending.decides.handle_done();
+        suspending.list = Some(Folder { manifest: Manifest { suspension, unprinted, ranks }, files });
+        suspending.decides.handle_done(now);
     }
 
     /// The command, or the terminal, hears that the job is suspended.
     pub fn handle_suspended(&mut self) {
         let Some(folder) = self.command.suspending().and_then(|suspending| suspending.folder.take()) else { return };
         self.trace(|| "the job is suspended".to_owned());
+        self.command.hang = None;
         self.counts.suspensions += 1;
         for (rank, saved) in (0..).map(Rank).zip(&folder.manifest.ranks) {
             let (process, end) = (ProcessId { job: folder.manifest.suspension.job, rank }, saved.journal.end);
