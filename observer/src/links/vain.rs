@@ -59,9 +59,9 @@ impl Links {
             return;
         }
         self.told.insert(peer);
-        let (who, seconds) = (name(cx, peer), LONG.as_secs());
+        let (peer, seconds) = (name(cx, peer), LONG.as_secs());
         self.tell(ToNode::Kept(format!(
-            "its link to {who} has not come about for {seconds} s: {who} is called at {door} in vain, and is called on; does a firewall \
+            "its link to {peer} has not come about for {seconds} s: {peer} is called at {door} in vain, and is called on; does a firewall \
              or a broken network lie between their nodes?"
         )));
     }
