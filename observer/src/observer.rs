@@ -310,6 +310,10 @@ impl Observer {
     fn consult_log(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
         let sends = matches!(ask, Ask::Send { .. });
+        if !sends && !blocking && self.is_in_vain(thread) {
+            self.journal.handle_empty(thread)?;
+            return Ok(Verdict::Nothing);
+        }
         let served = loop {
             self.pass_readings()?;
             let Some(replay) = &mut self.replay else { return self.consult(thread, ask, blocking) };
@@ -348,6 +352,11 @@ impl Observer {
         }
         self.journal.handle_empty(thread)?;
         Ok(Verdict::Nothing)
+    }
+
+    /// In replay: whether a call of this thread that does not wait, and sends nothing, is sure to find nothing.
+    pub fn is_in_vain(&self, thread: u32) -> bool {
+        self.replay.as_ref().is_some_and(|replay| replay.is_in_vain(&self.journal, thread))
     }
 
     /// A process that asks nothing goes live, too, as soon as its log is over and every connection has sent again what its peer has. True: it is live.

@@ -172,6 +172,8 @@ struct Head {
     sent: u64,
     /// Bytes that its own thread had sent, if the log says so.
     own: Option<u64>,
+    /// Its thread gets it by a call that is to come: it is no reading of a clock, and was not recorded only for what left after it.
+    is_of_call: bool,
     /// Where the outcome's own code begins and ends, from `at` on.
     code: (usize, usize),
 }
@@ -386,7 +388,7 @@ impl Replay {
 
     /// The outcome whose code begins there, after one of this thread.
     fn head_at(&self, at: usize, thread: u32) -> Result<Head, Malformed> {
-        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, code: (0, 0) };
+        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, is_of_call: true, code: (0, 0) };
         let mut from = Reader::new(&self.buffer[at..self.filled]);
         loop {
             let start = from.at();
@@ -396,7 +398,13 @@ impl Replay {
                 Determinant::Empty { count } => head.empties = count,
                 Determinant::Sent { bytes } => head.sent = bytes,
                 Determinant::Own { bytes } => head.own = Some(bytes),
-                _ => return Ok(Head { code: (start, from.at()), ..head }),
+                outcome => {
+                    let is_of_call = !matches!(
+                        outcome,
+                        Determinant::Taken | Determinant::Nothing | Determinant::Refused { .. } | Determinant::Time { .. }
+                    );
+                    return Ok(Head { is_of_call, code: (start, from.at()), ..head });
+                }
             }
         }
     }
@@ -517,6 +525,18 @@ impl Replay {
         self.outcome().ok_or(Error::Protector("the log changed under replay"))
     }
 
+    /// Whether a call of this thread that does not wait, and sends nothing, is sure to find nothing, as in the recorded run: the next outcome is
+    /// that of a later call of the thread. [`Replay::offer`] would say so, too. But it reads the outcome, and between two outcomes a program may
+    /// have polled a million times.
+    pub(crate) fn is_in_vain(&self, journal: &Journal, thread: u32) -> bool {
+        self.head.is_some_and(|head| {
+            head.is_of_call
+                && journal.empties(thread) < head.empties
+                && journal.is_thread(thread, head.thread, head.begins)
+                && (journal.threads() == 1 || head.is_open(journal))
+        })
+    }
+
     /// What the log has for this question of `thread`. A `blocking` call cannot be told that there is nothing, so it gets its
     /// outcome whatever the count of empty ones.
     pub fn offer(&mut self, journal: &Journal, thread: u32, ask: Ask, blocking: bool) -> Result<Served, Error> {
@@ -532,6 +552,7 @@ impl Replay {
         let is_reached = blocking && !sends || head.is_reached(journal, thread, sends);
         let at_its_place = is_turn && gate_a && is_reached;
         if at_its_place && ask.fits(&outcome) {
+            assert!(blocking || sends || !self.is_in_vain(journal, thread), "a call that is sure to find nothing has no outcome");
             return Ok(Served::Outcome);
         }
         if at_its_place && blocking && !sends {
@@ -544,6 +565,7 @@ impl Replay {
         }
         // At its turn a thread waits only for what another one sends.
         let others = !is_turn || !gate_a && journal.threads() > 1;
+        assert!(!others || !self.is_in_vain(journal, thread), "a call that is sure to find nothing waits for no other thread");
         if others && (sends || !blocking) && self.must_wait(journal, thread, ask) {
             return Ok(Served::Turn);
         }

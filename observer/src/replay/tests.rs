@@ -86,6 +86,33 @@ fn a_number_means_the_thread_of_then() {
     assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 1 }, false), Ok(Served::Over));
 }
 
+/// A poll in vain is told by the counters alone, as long as the next outcome is that of a later call of its thread.
+#[test]
+fn a_poll_in_vain_is_known_without_the_outcome() {
+    let mut then = journal();
+    let poll = |journal: &mut Journal, times: u64| (0..times).for_each(|_| journal.handle_empty(1).unwrap());
+    poll(&mut then, 5);
+    then.append(1, &Determinant::Recv { fd: 3, len: 1 }).unwrap();
+    poll(&mut then, 3);
+    then.append(1, &Determinant::Nothing).unwrap();
+    let log = then.poll_ship().map(|ship| [ship.head, ship.tail].concat()).unwrap();
+    let (mut now, mut replay) = (journal(), Replay::new(0, log.len() as u64, 0, log.len()));
+    assert!(!replay.is_in_vain(&now, 1), "the log is not here");
+    replay.handle_log(0, &log).unwrap();
+    let offer = |replay: &mut Replay, now: &Journal, thread| replay.offer(now, thread, Ask::Recv { fd: 3 }, false).unwrap();
+    assert_eq!(offer(&mut replay, &now, 1), Served::Nothing);
+    for _ in 0..5 {
+        assert!(replay.is_in_vain(&now, 1) && !replay.is_in_vain(&now, 2), "the turn is another thread's");
+        assert_eq!(offer(&mut replay, &now, 1), Served::Nothing);
+        poll(&mut now, 1);
+    }
+    assert!(!replay.is_in_vain(&now, 1), "its place is here");
+    assert_eq!(offer(&mut replay, &now, 1), Served::Outcome);
+    replay.handle_served(&mut now);
+    assert_eq!(offer(&mut replay, &now, 1), Served::Nothing);
+    assert!(!replay.is_in_vain(&now, 1), "that nothing was found is recorded for what left later, and may have happened");
+}
+
 fn record(steps: &[Step]) -> Vec<u8> {
     let mut journal = journal();
     for step in steps {

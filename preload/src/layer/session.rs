@@ -207,7 +207,8 @@ impl Layer {
             let awaited = self.observer.awaited().map_or(0, |(thread, call)| u64::from(thread) << 8 | (call as u64 + 1));
             counters::set(Counter::Awaited, awaited);
         }
-        yielding::set_catching_up(self.observer.phase() == Phase::Replaying);
+        let catches_up = self.observer.phase() == Phase::Replaying;
+        yielding::set_catching_up(catches_up.then(|| self.observer.journal().threads()));
         self.drive_session(|session, cx| {
             session.look_at_log(cx);
             Ok(())
