@@ -22,8 +22,6 @@ use radic_wire::report::ProcessInfo;
 const FLAGS: &str = "--protect on --ckpt-interval 0.15";
 /// Time for one job, which gets on only between deaths.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// Time in which a rank lives again: beside two jobs and a compiler on two processors, ranks that poll and yield get on slowly.
-const LIVES: Duration = Duration::from_secs(180);
 /// Restores when nothing else is said: some of each library.
 const SAMPLE: usize = 12;
 /// Restores in one job; then it is left alone until it ends.
@@ -63,7 +61,7 @@ impl Lives<'_> {
             let of_rank = event.event == name && event.rank.is_some_and(|of| of.0 as usize == rank);
             event.job == job && (of_rank || event.event == EventName::JobEnd)
         };
-        let found = self.events.expect(&format!("{} of rank {rank}", name.as_str()), LIVES, counts);
+        let found = self.events.expect(&format!("{} of rank {rank}", name.as_str()), SOON, counts);
         Some(found).filter(|found| found.event == name)
     }
 

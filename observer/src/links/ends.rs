@@ -3,7 +3,6 @@
 use radic_wire::determinant::StreamId;
 use radic_wire::process::{StreamEnd, ToNode};
 
-use super::vain::Vain;
 use super::{Action, Ending, GIVEN_UP, Links, RESET, RETRY, Reconnection, Stage};
 use crate::connection::{Connection, Phase, Slot};
 use crate::{Context, Failure};
@@ -24,8 +23,7 @@ impl Links {
             return false;
         }
         let ask = self.ask(|ask| ToNode::Ended { ask, stream, sender: peer });
-        self.reconnections
-            .insert(end, Reconnection { peer, why, stage: Stage::Asked { ask }, attempts: 0, vain: Vain::default() });
+        self.reconnections.insert(end, Reconnection::new(peer, why, Stage::Asked { ask }));
         self.check_invariants();
         true
     }

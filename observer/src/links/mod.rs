@@ -163,6 +163,13 @@ struct Reconnection {
     vain: Vain,
 }
 
+impl Reconnection {
+    /// No door was dialed.
+    fn new(peer: ProcessId, why: Ending, stage: Stage) -> Reconnection {
+        Reconnection { peer, why, stage, attempts: 0, vain: Vain::default() }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug, Clone, Default)]
 pub struct Links {

@@ -11,7 +11,6 @@
 
 use radic_wire::determinant::StreamId;
 
-use super::vain::Vain;
 use super::{Action, Ending, GIVEN_UP, Links, Reconnection, Stage};
 use crate::connection::{Connection, Link, Slot};
 use crate::found::Found;
@@ -23,8 +22,7 @@ impl Links {
         let Some(connection) = cx.observer.table().get(slot) else { return };
         let (end, peer) = (connection.stream_out(), connection.peer);
         assert!(connection.opened_here && connection.attempt().is_none(), "its peer has heard nothing of it");
-        self.reconnections
-            .insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::UnderWay, attempts: 0, vain: Vain::default() });
+        self.reconnections.insert(end, Reconnection::new(peer, GIVEN_UP, Stage::UnderWay));
     }
 
     /// Whether the socket of this end is under way.
@@ -83,8 +81,7 @@ impl Links {
         let finish = incoming.finish().unwrap_or(incoming.wanted());
         // It is where it was known to be, or where nothing was known.
         _ = cx.observer.handle_finish(slot, finish);
-        self.reconnections
-            .insert(end, Reconnection { peer, why: GIVEN_UP, stage: Stage::Over, attempts: 0, vain: Vain::default() });
+        self.reconnections.insert(end, Reconnection::new(peer, GIVEN_UP, Stage::Over));
         self.actions.push_back(Action::Unplug(end));
         self.changed = true;
     }

@@ -163,6 +163,7 @@ fn ranks_that_do_not_stop_in_time_go_on() {
     run.next();
     run.suspend.handle_checkpoints(run.now, &[]);
     run.next();
+    run.suspend.handle_timeout(STOPPED - Duration::from_nanos(1));
     while run.now < STOPPED {
         assert!(run.suspend.poll_action().is_none());
         run.wait();
