@@ -53,6 +53,11 @@ struct Thread {
     empties: u64,
     /// Bytes that the thread has sent since its last outcome.
     sent: u64,
+    /// Bytes that the thread has sent ever.
+    all: u64,
+    /// What `all` was at the thread's last outcome that came after all that it had sent: in each run the thread has sent this much
+    /// when a later outcome of any thread is had.
+    at_least: u64,
     /// What [`Journal::all_sent`] was at the last empty outcome, and what `sent` was.
     at: (u64, u64),
     /// A reading of a clock that the rule gave, if nothing else has come of a call since.
@@ -146,6 +151,8 @@ pub struct Journal {
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
+    /// The sum of [`Thread::at_least`], of threads that have ended, too.
+    at_least: u64,
     /// The number of the last outcome's thread.
     thread: u32,
     /// What the threads were told of clocks.
@@ -183,6 +190,7 @@ impl Journal {
             most,
             sent: 0,
             all_sent: 0,
+            at_least: 0,
             thread: 0,
             clocks,
             scratch,
@@ -339,6 +347,10 @@ impl Journal {
                 }
                 Left::All => {}
             }
+            if left == Left::Nothing && own.is_none() {
+                self.at_least += thread.all - thread.at_least;
+                thread.at_least = thread.all;
+            }
             if left == Left::All {
                 thread.taken = taken;
             } else {
@@ -493,9 +505,18 @@ impl Journal {
     pub fn handle_sent(&mut self, thread: u32, bytes: u64) {
         if let Some(thread) = self.threads.get_mut(thread as usize) {
             thread.sent += bytes;
+            thread.all += bytes;
         }
         self.sent += bytes;
         self.all_sent += bytes;
+    }
+
+    /// Whether `thread` has sent at least as much as in a run in which all threads had sent `sent` bytes since the last outcome.
+    /// The other threads had sent then at least what they had sent by outcomes of their own.
+    pub(crate) fn has_sent_as_much(&self, thread: u32, sent: u64) -> bool {
+        let then = self.all_sent - self.sent + sent;
+        let of = self.threads.get(thread as usize).copied().unwrap_or_default();
+        of.all + (self.at_least - of.at_least) >= then
     }
 
     /// All that this thread has sent until now was taken, and need not have been.

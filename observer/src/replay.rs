@@ -648,6 +648,15 @@ impl Replay {
         Some(left.saturating_sub(own))
     }
 
+    /// Whether the next outcome is another thread's that may be had now, and `thread` has sent as much as in the recorded run before that:
+    /// the other thread can wait for nothing that `thread` sends or does next.
+    pub(crate) fn is_ahead(&self, journal: &Journal, thread: u32) -> bool {
+        self.head.is_some_and(|head| {
+            let is_own = journal.is_thread(thread, head.thread, head.begins);
+            !is_own && head.is_open(journal) && journal.has_sent_as_much(thread, head.sent)
+        })
+    }
+
     /// Bytes sent again towards Gate A, counted only up to what the gate needs: a diverging process may send without end.
     pub fn sent_again(&self, journal: &Journal) -> u64 {
         self.head.map_or(0, |head| journal.sent().min(head.sent))

@@ -714,10 +714,12 @@ fn a_call_is_refused_when_the_log_has_room_for_that() {
         one.observer.handle_input(0, &[7; 1 << 10]).expect("there is room");
     }
     one.links.take_changed();
+    assert!(!one.observer.records_refusals());
     let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
     assert!(result.is_ok() && actions.is_empty() && one.links.is_under_way(name), "{actions:?}");
     assert!(!one.links.take_changed());
     open_gate(&mut one);
+    assert!(one.observer.records_refusals());
     let (result, actions) = one.drive(|links, cx| links.handle_refused(cx, name, 111, &Found::default()));
     assert!(result.is_ok() && actions == [Action::RefuseSends(name)] && one.observer.gate().is_some(), "{actions:?}");
     assert_eq!(one.observer.table().get(slot).and_then(|connection| connection.incoming().finish()), Some(0));

@@ -141,12 +141,17 @@ impl Observer {
         Ok(())
     }
 
+    /// Whether [`Observer::handle_call_refused`] can record that a call was refused while it was under way. Until then nothing need be asked about one.
+    pub fn records_refusals(&self) -> bool {
+        self.replay.is_none() && self.journal.has_room()
+    }
+
     /// The first link of `slot`, which was opened here and is under way, was refused by this `errno`, and no other one is to be
     /// made. It is recorded before the program can hear of it: a later incarnation makes no connection of which its peer has
     /// never heard. False: the log has no room for that now, and it is to be said again. A process that catches up has no call
     /// under way, and goes by its log.
     pub fn handle_call_refused(&mut self, slot: Slot, errno: i32) -> Result<bool, Error> {
-        if self.replay.is_some() || !self.journal.has_room() {
+        if !self.records_refusals() {
             return Ok(false);
         }
         self.check_voice()?;

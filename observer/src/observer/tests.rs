@@ -656,6 +656,31 @@ fn a_reading_that_no_thread_makes_is_passed() {
     assert_eq!(again.handle_missed_reading(), Ok(false), "the log is over");
 }
 
+/// A thread waits for room in the outbox, as it did when another one found a lock taken and read the clock. This time the other one
+/// finds the lock free, and ends. A thread that has not sent as much as then may still do what the other one waits for.
+#[test]
+fn a_thread_that_has_no_room_as_it_had_none_then_does_not_keep_the_log_from_going_on() {
+    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 8, descriptors: 16, threads: 2, ..Config::default() };
+    let mut observer = linked(&config, &[(1, 4), (2, 5)]);
+    let other = observer.begin_thread(77).unwrap();
+    let (mut next, begin) = (observer.clone(), observer.journal().end());
+    let stalled = [7; 100];
+    assert_eq!(observer.send(0, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
+    observer.handle_clock(other, 1, 9_000).unwrap();
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
+    next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
+    let mut ahead = next.clone();
+    assert_eq!(next.send(0, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }));
+    assert_eq!(next.send(0, 4, &stalled[16..], 16, true), Ok(Send::Wait(Wait::Outbox)));
+    assert_eq!(next.awaits_reading(), Ok(true));
+    assert!(next.waits_for_turn(0, Wait::Outbox) && !next.waits_for_turn(other, Wait::Outbox));
+    assert_eq!(next.handle_missed_reading(), Ok(true));
+    assert!(!next.waits_for_turn(0, Wait::Outbox), "the log is over");
+    assert_eq!(ahead.send(other, 5, &stalled[..16], 0, true), Ok(Send::Taken { len: 16, whole: true }), "as much, of another thread");
+    assert!(ahead.awaits_reading() == Ok(true) && !ahead.waits_for_turn(0, Wait::Outbox));
+}
+
 /// Each reading has the whole time, and a thread that is not still keeps it.
 #[test]
 fn a_reading_is_given_up_when_the_process_stands_still() {

@@ -67,6 +67,9 @@ impl Layer {
 
     /// The first link was refused. Whether the process that was called is there the nodes know.
     fn handle_refused(&mut self, end: StreamId, slot: Slot, fd: i32, error: Errno) {
+        if !self.observer.records_refusals() {
+            return;
+        }
         let Some(peer) = self.observer.table().get(slot).map(|connection| connection.peer) else { return };
         let Some(names) = self.names.get(&fd).copied() else { return };
         let (to, connection) = (names.peer, end.connection);

@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::waiting::{take_turns, takes_turns, wait, wait_awhile};
+use super::waiting::{for_turn, take_turns, takes_turns, wait, wait_awhile};
 use crate::buffers::{clip_mut, pieces};
 use crate::counters::{self, Counter};
 use crate::ending::sure;
@@ -514,7 +514,7 @@ impl Sending {
                 Send::Wait(Wait::Outbox) => {
                     layer.transmit(self.slot);
                     layer.note_full(self.slot);
-                    layer = wait_for_room(layer, self.slot)?;
+                    layer = wait_for_room(layer, self.thread, self.slot)?;
                 }
                 Send::Wait(other) => layer = take_turns(layer, other)?,
             }
@@ -579,13 +579,14 @@ impl Sending {
 }
 
 /// The outbox is full: waits until a receiver's protector has some of it.
-fn wait_for_room(mut layer: Held, slot: Slot) -> Result<Held, Errno> {
+fn wait_for_room(mut layer: Held, thread: u32, slot: Slot) -> Result<Held, Errno> {
     /// Time after which it is asked again, in nanoseconds.
     const AGAIN: u64 = 2_000_000;
     layer.hear_node();
     layer.ask_stable();
     layer.tell_pressed(slot);
-    wait_awhile(layer, &[], sys::now() + AGAIN)
+    let sleep = |layer| wait_awhile(layer, &[], sys::now() + AGAIN);
+    if layer.observer.waits_for_turn(thread, Wait::Outbox) { for_turn(layer, sleep) } else { sleep(layer) }
 }
 
 /// `shutdown`.

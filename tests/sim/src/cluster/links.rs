@@ -284,7 +284,7 @@ impl World {
                     links.handle_made(cx, end);
                     Ok(())
                 });
-            } else {
+            } else if self.lib(pid).observer.records_refusals() {
                 self.ask_who_refused(pid, end);
             }
         }

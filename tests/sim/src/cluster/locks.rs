@@ -77,7 +77,7 @@ impl World {
     pub fn await_turn(&mut self, (pid, at): Caller, what: Wait) {
         let now = self.now;
         let lib = self.lib(pid);
-        if !lib.observer.is_replaying() || !what.is_for_turn() {
+        if !lib.observer.is_replaying() || !lib.observer.waits_for_turn(at as u32, what) {
             return;
         }
         let program = &mut lib.program;
