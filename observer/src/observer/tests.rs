@@ -677,7 +677,7 @@ fn a_thread_that_has_no_room_as_it_had_none_then_does_not_keep_the_log_from_goin
     assert!(next.waits_for_turn(0, Wait::Outbox) && !next.waits_for_turn(other, Wait::Outbox));
     assert_eq!(next.handle_missed_reading(), Ok(true));
     assert!(!next.waits_for_turn(0, Wait::Outbox), "the log is over");
-    assert_eq!(ahead.send(other, 5, &stalled[..16], 0, true), Ok(Send::Taken { len: 16, whole: true }), "as much, of another thread");
+    assert_eq!(ahead.send(other, 5, &stalled[..16], 0, true), Ok(Send::Taken { len: 16, whole: true }), "of another");
     assert!(ahead.awaits_reading() == Ok(true) && !ahead.waits_for_turn(0, Wait::Outbox));
 }
 
