@@ -365,22 +365,19 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
 }
 
 /// All ranks have come to their ends and were let go, and what is left of a program runs: destructors are through. That rank is killed, and its job ends as the programs have said. What
-/// the program does itself then is its end. A rank whose code ends the job is let go alone.
+/// the program does itself then is its end.
 #[test]
 fn a_rank_that_is_killed_at_its_very_end_counts_with_what_it_said() {
     for (said, what, code) in [("0", "wait", 0), ("3", "wait", 3), ("0", "fault", 139), ("0", "exit", 5)] {
         let cluster = Cluster::start(Kind::Logical, 2);
         let mut events = cluster.events_at("n1");
         let (folder, late) = (cluster.dir().display().to_string(), cluster.dir().join("late"));
-        let job = cluster.job(2, ON, &[&compiled("net", "ends"), &folder, "0", said, what]).limit(LIMIT).start();
+        let program = [&MPICH.program("ends"), &folder, "0", said, what];
+        let job = MPICH.job(&cluster, 2, "--protect on --ckpt-interval never", &program).limit(LIMIT).start();
         eventually(SOON, "rank 0 is at its end", || late.exists());
         if what == "wait" {
-            if said == "0" {
-                let is_other = |rank: Rank| rank == Rank(1);
-                events.expect("the other rank to exit", SOON, |event| {
-                    event.event == EventName::RankExit && event.rank.is_some_and(is_other)
-                });
-            }
+            let is_other = |event: &Event| event.event == EventName::RankExit && event.rank == Some(Rank(1));
+            events.expect("the other rank to exit", SOON, is_other);
             let pid = fs::read_to_string(&late).expect("it is there").trim().parse().expect("a number");
             Process::open(pid).expect("a rank that waits").signal(Signal::KILL);
         }
