@@ -13,7 +13,7 @@ use radic_tests::protection::ON;
 use radic_tests::random::Random;
 use radic_tests::recovery::sample;
 use radic_tests::redis::free_port;
-use radic_wire::event::EventName;
+use radic_wire::event::{Event, EventName};
 use radic_wire::ids::Rank;
 use radic_wire::limits::LAYERS;
 use rustix::process::Signal;
@@ -362,4 +362,29 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
         cluster.assert_idle();
     }
     cluster.stop();
+}
+
+/// All ranks have come to their ends and were let go, and what is left of a program runs: destructors are through. That rank is killed, and its job ends as the programs have said. What
+/// the program does itself then is its end.
+#[test]
+fn a_rank_that_is_killed_at_its_very_end_counts_with_what_it_said() {
+    for (said, what, code) in [("0", "wait", 0), ("3", "wait", 3), ("0", "fault", 139), ("0", "exit", 5)] {
+        let cluster = Cluster::start(Kind::Logical, 2);
+        let mut events = cluster.events_at("n1");
+        let (folder, late) = (cluster.dir().display().to_string(), cluster.dir().join("late"));
+        let program = [&MPICH.program("ends"), &folder, "0", said, what];
+        let job = MPICH.job(&cluster, 2, "--protect on --ckpt-interval never", &program).limit(LIMIT).start();
+        eventually(SOON, "rank 0 is at its end", || late.exists());
+        if what == "wait" {
+            let is_other = |event: &Event| event.event == EventName::RankExit && event.rank == Some(Rank(1));
+            events.expect("the other rank to exit", SOON, is_other);
+            let pid = fs::read_to_string(&late).expect("it is there").trim().parse().expect("a number");
+            Process::open(pid).expect("a rank that waits").signal(Signal::KILL);
+        }
+        job.wait().expect(code);
+        let is_back = |event: &Event| event.event == EventName::Restart || event.event == EventName::Live;
+        assert!(events.wait(Duration::ZERO, is_back).is_none(), "{what}: it has come back");
+        cluster.assert_idle();
+        cluster.stop();
+    }
 }

@@ -3,6 +3,7 @@
 mod ending;
 mod environment;
 mod fence;
+mod last_word;
 mod orders;
 mod phase;
 mod rank;
@@ -19,6 +20,7 @@ use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
 use self::environment::environment_of;
+use self::last_word::LastWord;
 pub use self::orders::{Crash, HostOutput, NameRequest, RestoreOrder, SpawnError, SpawnOrder};
 use self::phase::{Cause, HostPhase};
 use self::rank::{Exit, LocalRank, Phase, RESTORES, Reported, STREAMS, Verdict};
@@ -405,6 +407,8 @@ impl Host {
         let is_over = matches!(self.phase, HostPhase::Over(_));
         assert!(!is_over || self.ranks.values().all(LocalRank::is_reported), "it is over, and a rank is not reported");
         assert!(!self.phase.is_ending() || !self.launches.has_waiting(), "it is ended, and starts ranks");
+        let comes_back = self.end.as_ref().and(self.ranks.iter().find(|(_, state)| state.is_to_be_brought_back()));
+        assert!(comes_back.is_none(), "all ranks have come to their ends, and one is to be brought back: {comes_back:?}");
         let strangers = self.waiting.iter().find(|rank| !self.ranks.contains_key(rank));
         assert!(strangers.is_none(), "rank {strangers:?} waits in a fence, and is not here");
     }
@@ -577,7 +581,7 @@ impl Host {
     /// The program of a rank has come to its end.
     pub fn handle_at_end(&mut self, rank: Rank, end: ProgramEnd) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.end = Some((end, false));
+            state.last_word = LastWord::Said(end);
         }
         self.report_at_end();
     }
@@ -587,10 +591,17 @@ impl Host {
         code != 0 && self.ranks.get(&rank).is_some_and(|state| state.mpi_phase() != MpiPhase::After)
     }
 
-    /// A rank was let go, and exits.
+    /// The program of a rank has come to its end with this code, which ends the job: its process was let go.
+    pub fn handle_let_go_alone(&mut self, rank: Rank, code: i32) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.last_word = LastWord::Alone(code);
+        }
+    }
+
+    /// A rank exits: it was let go, or nobody needs it any more.
     pub fn handle_leaving(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.end = None;
+            state.last_word = state.last_word.leave();
         }
     }
 
@@ -640,12 +651,22 @@ impl Host {
         self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(wanted)));
     }
 
+    /// How a rank counts whose process has ended so: what it has said holds, but for a signal that it was to get.
+    fn settle(&mut self, rank: Rank, died: ExitStatus) -> ExitStatus {
+        let is_wanted = matches!(died, ExitStatus::Signal(signal) if self.sent.contains(&signal));
+        let Some(state) = self.ranks.get(&rank).filter(|_| !is_wanted) else { return died };
+        let status = state.last_word.settle(died, self.end.as_ref().map(|end| end.code_of(rank)));
+        if status != died {
+            let note = format!("its process {died} at its end; the rank counts as it has said, that it {status}");
+            self.outputs.push_back(HostOutput::Note(rank, note));
+        }
+        status
+    }
+
     /// A process has ended.
     pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
+        let status = self.settle(rank, status);
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        // All that it was there for is done.
-        let waits = state.is_at_end() && !matches!(status, ExitStatus::Signal(signal) if self.sent.contains(&signal));
-        let status = self.end.as_ref().filter(|_| waits).map_or(status, |end| ExitStatus::Code(end.code_of(rank)));
         let ended_by = match status {
             ExitStatus::Signal(signal) | ExitStatus::Ended(signal) => Some(signal),
             // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.

@@ -205,7 +205,7 @@ impl Node {
         match message {
             ToHost::MakeLine { epoch, line, ranks } => self.handle_make_line(now, from, job, (epoch, line), &ranks),
             ToHost::MakeRoom { epoch, room } => self.handle_make_room(job, epoch, room),
-            ToHost::LetGo(epoch) => self.handle_let_go(job, epoch),
+            ToHost::LetGo(epoch) => self.handle_let_go(now, job, epoch),
             ToHost::Launch { epoch, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {
                     let launch = ToHost::Launch { epoch, spec, placement };

@@ -400,6 +400,7 @@ impl Node {
     pub(super) fn handle_at_end(&mut self, now: Duration, process: ProcessId, end: ProgramEnd) {
         if self.hosts.get(&process.job).is_some_and(|host| host.fails_with(process.rank, end.code)) {
             // Its exit ends the job, and no other rank is waited for.
+            self.with_host(now, process.job, |host| host.handle_let_go_alone(process.rank, end.code));
             let observer = self.observers.processes.get(&process).and_then(Observed::observer);
             self.outputs.extend(observer.map(|observer| Output::Observer(observer, FromNode::MayEnd)));
             return;
@@ -410,11 +411,12 @@ impl Node {
         }
     }
 
-    /// The home says that all nodes remember the end.
-    pub(super) fn handle_let_go(&mut self, job: JobId, epoch: Epoch) {
-        let known = self.lines.remembered(job, epoch);
-        if known.epoch == epoch {
-            known.is_let_go = true;
+    /// The home says that all nodes remember the end, so this one does. What dies here from now on does not change it: the host
+    /// knows before the first process is let go.
+    pub(super) fn handle_let_go(&mut self, now: Duration, job: JobId, epoch: Epoch) {
+        if self.lines.end_of(job, epoch).is_some() {
+            self.lines.remembered(job, epoch).is_let_go = true;
+            self.tell_host_of_end(now, job, epoch);
             self.let_go(job);
         }
     }

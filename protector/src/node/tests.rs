@@ -1,5 +1,6 @@
 //! Clusters of real [`Node`]s with a virtual network, virtual time and pretended processes.
 
+mod ends;
 mod epochs;
 mod homes;
 mod jobs;
@@ -309,6 +310,9 @@ impl Cluster {
                     let restart = Restart { images, range, cut: 0, log_end: 100, held: Vec::new(), causes: (0, Vec::new()) };
                     let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
                     self.post(from, Input::Fenced(process, incarnation, result));
+                }
+                if let StoreOrder::HeldOfLine(node, number, job, _) = &order {
+                    self.post(from, Input::LineHeld(node.clone(), *number, *job, LineHeld::default()));
                 }
                 answer.into_iter().for_each(|(node, number, a)| self.post(from, Input::StoreAnswer(node.clone(), number, a)));
                 self.orders.push((from.clone(), order));

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::peer::MpiPhase;
-use radic_wire::process::ProgramEnd;
 
+use super::last_word::LastWord;
 use super::{Crash, HostOutput};
 use crate::node::outlet::Outlet;
 use crate::pmi::Session;
@@ -124,8 +124,7 @@ pub(super) struct LocalRank {
     diverged: bool,
     /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
-    /// The rank's program has come to its end, and its process waits; and whether the home was told.
-    pub(super) end: Option<(ProgramEnd, bool)>,
+    pub(super) last_word: LastWord,
 }
 
 impl LocalRank {
@@ -133,8 +132,9 @@ impl LocalRank {
     pub(super) fn starting(session: Session) -> Self {
         let (phase, verdict, old_log) = (Phase::Starting, Verdict::None, OldLog::Done);
         let (outlets, crashes, missed) = Default::default();
-        let (fences, failed_restores, diverged, end) = Default::default();
-        LocalRank { phase, verdict, old_log, session, outlets, fences, crashes, failed_restores, diverged, missed, end }
+        let (fences, failed_restores, diverged) = Default::default();
+        let last_word = LastWord::Unsaid;
+        LocalRank { phase, verdict, old_log, session, outlets, fences, crashes, failed_restores, diverged, missed, last_word }
     }
 
     /// A rank that is to be brought back, of which `before` was here. It counts as let out of `fences`, until it says where it
@@ -245,26 +245,31 @@ impl LocalRank {
 
     /// Whether the rank's process waits at its end, and the home was told.
     pub(super) fn is_at_end(&self) -> bool {
-        self.end.is_some_and(|(_, is_told)| is_told) && self.pid().is_some()
+        matches!(self.last_word, LastWord::Told(_)) && self.pid().is_some()
     }
 
     /// The exit code to report to the home: set once the rank is at its end and all output is printed or kept elsewhere.
     pub(super) fn take_end_to_tell(&mut self) -> Option<i32> {
-        let (end, is_told) = self.end.as_mut().filter(|_| matches!(self.phase, Phase::Running { .. }))?;
+        let LastWord::Said(end) = self.last_word else { return None };
         let is_printed = self.outlets.iter().zip(end.output).all(|(outlet, at)| outlet.is_printed_to(at));
-        (is_printed && !std::mem::replace(is_told, is_printed)).then_some(end.code)
+        if !matches!(self.phase, Phase::Running { .. }) || !is_printed {
+            return None;
+        }
+        self.last_word = LastWord::Told(end);
+        Some(end.code)
     }
 
     /// The streams of which the home is to be told that they end, and where: the rank has come to its end, and waits for what it has printed.
     pub(super) fn take_stream_ends(&mut self) -> Vec<(OutputStream, u64)> {
-        let Some((end, _)) = self.end.filter(|_| matches!(self.phase, Phase::Running { .. })) else { return Vec::new() };
+        let end = self.last_word.end().filter(|_| matches!(self.phase, Phase::Running { .. }));
+        let Some(end) = end else { return Vec::new() };
         let outlets = self.outlets.iter_mut().zip(STREAMS).zip(end.output);
         outlets.filter_map(|((outlet, stream), at)| Some((stream, outlet.take_end_to_tell(at)?))).collect()
     }
 
     /// There is another home.
     pub(super) fn forget_end_told(&mut self) {
-        self.end = self.end.map(|(end, _)| (end, false));
+        self.last_word = self.last_word.untell();
         self.outlets.iter_mut().for_each(Outlet::forget_end_told);
     }
 

@@ -568,19 +568,19 @@ impl World {
     /// When the job has ended well: everything has arrived, and was printed once.
     pub fn check_end(&mut self) {
         // The newest; one that was brought back only to print what an earlier incarnation had printed already need not have come to its end.
-        let order = |process: &Process| {
-            let ended = process.ended == Some(ExitStatus::Code(0));
+        let order = |(pid, process): (u32, &Process)| {
+            let ended = process.ended == Some(ExitStatus::Code(0)) || self.killed_late.contains(&pid);
             process.incarnation().map(|incarnation| (incarnation.epoch, ended, incarnation))
         };
-        let mut last: BTreeMap<ProcessId, &Process> = BTreeMap::new();
-        for process in self.processes.iter().filter(|process| process.lib.is_some()) {
-            if order(process) >= last.get(&process.id).and_then(|known| order(known)) {
-                last.insert(process.id, process);
+        let mut last: BTreeMap<ProcessId, (u32, &Process)> = BTreeMap::new();
+        for (pid, process) in (0..).zip(&self.processes).filter(|(_, process)| process.lib.is_some()) {
+            if order((pid, process)) >= last.get(&process.id).and_then(|known| order(*known)) {
+                last.insert(process.id, (pid, process));
             }
         }
         assert_eq!(last.len(), self.plan.ranks as usize, "end: every rank has run");
         let (mut limits, mut sent, mut received) = (0, 0, 0);
-        for (id, process) in last {
+        for (id, (_, process)) in last {
             let program = &process.lib.as_ref().expect("it was looked for").program;
             let sockets: Vec<_> = program.threads.iter().flat_map(|thread| &thread.app.sockets).collect();
             let done = sockets.iter().all(|socket| socket.finished && socket.ended);

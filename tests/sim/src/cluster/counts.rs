@@ -43,6 +43,8 @@ pub struct Breaks {
     pub early: bool,
     /// A process that has come to its end ends at once, as if all had.
     pub hasty: bool,
+    /// A process that was let go makes an error of its own before it exits.
+    pub faulty: bool,
     /// Logs say that they have no image of a process that is lost.
     pub hopeless: bool,
     /// Logs remove the image that a newer one builds upon (G6).
@@ -88,6 +90,8 @@ pub struct Counts {
     pub most_waiting: u64,
     /// Suspensions of the job.
     pub suspensions: u64,
+    /// Processes that were killed when they had been let go, and had not exited.
+    pub killed_late: u64,
     /// Faults.
     pub faults: u64,
     /// Jobs that ended with an error, as they may without a majority.
@@ -134,6 +138,7 @@ impl Counts {
         self.missed_readings += other.missed_readings;
         self.under_way += other.under_way;
         self.refused += other.refused;
+        self.killed_late += other.killed_late;
         self.most_waiting = self.most_waiting.max(other.most_waiting);
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;

@@ -59,6 +59,7 @@ impl World {
     pub fn check_outcome(&mut self) {
         let outcome = self.terminal.outcome.clone().expect("it has ended");
         self.check_place(&outcome.reason);
+        self.check_late(&outcome.reason);
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }

@@ -25,6 +25,7 @@
 //! | [`restores`] | drives what decides how images come back |
 //! | [`suspension`], [`resumption`] | the commands that suspend the job and resume it |
 //! | [`past`] | what each state depends on, and whether that is held |
+//! | [`late`] | processes that are killed at their very end |
 //! | [`check`] | what must hold at every step, and at the end (docs/design.md's guarantees) |
 //!
 //! A violation is a panic, as an assertion of the state machines is: [`crate::seeds`] reports both with their seed.
@@ -40,6 +41,7 @@ pub mod daemon;
 mod formed;
 pub mod images;
 pub mod judge;
+mod late;
 mod leaving;
 pub mod links;
 mod locks;

@@ -88,6 +88,8 @@ pub struct Plan {
     pub bad_images: usize,
     /// One in so many images is whole, and a process that comes back from it dies at once; 0: none.
     pub useless_images: usize,
+    /// One in so many processes is killed when it was let go, and has not exited; 0: none.
+    pub killed_late: usize,
     /// Whether each rank has a second thread, if it has connections for one.
     pub threads: bool,
     /// Whether these threads meet at a lock.
@@ -165,6 +167,11 @@ fn looks(seed: u64) -> bool {
     Dice::new(seed ^ 0x100c5).one_in(4)
 }
 
+/// Where what is received stays with its senders, in every second seed.
+fn killed_late(seed: u64) -> usize {
+    [0, 0, 1, 3][Dice::new(seed ^ 0x1a7ed).below(4)]
+}
+
 /// Every second seed, if it is causal and has one replica.
 fn stays(seed: u64) -> bool {
     Dice::new(seed ^ 0x57a75).one_in(2)
@@ -224,6 +231,7 @@ impl Plan {
             restart_on: [RestartOn::Spare, RestartOn::Protector, RestartOn::Any][dice.below(3)],
             bad_images: 40,
             useless_images: [0, 0, 20, 4][Dice::new(seed ^ 0x1a6e).below(4)],
+            killed_late: killed_late(seed),
             threads,
             meets: threads && meets(seed),
             executes,
@@ -263,6 +271,7 @@ impl Plan {
             restart_on: RestartOn::Protector,
             bad_images: 40,
             useless_images: 0,
+            killed_late: killed_late(seed),
             threads,
             meets: threads && meets(seed),
             executes,
@@ -307,6 +316,7 @@ impl Plan {
             restart_on: RestartOn::Protector,
             bad_images: 0,
             useless_images: 0,
+            killed_late: 0,
             threads: false,
             meets: false,
             executes: false,
@@ -423,6 +433,9 @@ impl fmt::Display for Plan {
         }
         if self.useless_images > 0 {
             writeln!(f, "  one in {} images does not restore", self.useless_images)?;
+        }
+        if self.killed_late > 0 {
+            writeln!(f, "  one in {} processes is killed when it was let go", self.killed_late)?;
         }
         writeln!(
             f,

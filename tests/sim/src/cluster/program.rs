@@ -12,7 +12,6 @@ use radic_observer::standstill::{Asked, Standstill};
 use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source, Unread, Wait};
 use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
-use radic_wire::job::ExitStatus;
 use radic_wire::process::{ProgramEnd, ToNode};
 
 use super::locks::Lock;
@@ -631,8 +630,7 @@ impl World {
             return;
         }
         if self.drive_session(pid, |session, cx| Ok(session.may_end(cx))) == Some(true) {
-            self.tell_node(pid, ToNode::Leaving(Box::default()));
-            self.end_process(pid, ExitStatus::Code(0));
+            self.exit(pid);
         }
     }
 }

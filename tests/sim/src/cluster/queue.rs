@@ -37,6 +37,8 @@ pub enum Event {
     Begin(u32),
     /// A process goes on.
     Step(u32),
+    /// A process that was let go is killed.
+    Late(u32),
     /// The pipes of a process that has ended are closed.
     OutputEnds(u32),
     /// The terminal hears something.

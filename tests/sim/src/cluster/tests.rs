@@ -127,6 +127,26 @@ fn a_process_that_ends_before_all_have_come_to_their_ends_is_noticed() {
     assert!(violations(1..60, hasty, late).next().is_some());
 }
 
+/// Each process is killed when it was let go, and has not exited: its job ends as the programs have said.
+#[test]
+fn a_process_that_is_killed_at_its_very_end_is_none_that_fails() {
+    let late = |plan: &mut Plan| {
+        staying(None)(plan);
+        plan.killed_late = 1;
+    };
+    assert_eq!(violated(Breaks::default(), late), "none");
+    let killed = (1..60).map(|seed| {
+        let mut plan = Plan::new(seed);
+        late(&mut plan);
+        let mut world = World::new(plan, Breaks::default(), false);
+        world.run();
+        world.counts.killed_late
+    });
+    assert!(killed.sum::<u64>() > 100, "nearly all of them are");
+    let faulty = Breaks { faulty: true, ..Breaks::default() };
+    assert_eq!(violated(faulty, late), "end");
+}
+
 #[test]
 fn the_checker_of_causes_bites() {
     assert_eq!(violated(Breaks { forgetful: true, ..Breaks::default() }, causal(None)), "G1");

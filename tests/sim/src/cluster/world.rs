@@ -1,6 +1,6 @@
 //! A simulated cluster: what there is, and how it goes on from event to event.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -60,6 +60,8 @@ pub struct World {
     /// The home where the job has ended well, and whether it is lost: no other node knows how.
     pub over: Option<(usize, bool)>,
     pub crashes: Crashes,
+    /// Processes that were killed when they had been let go.
+    pub killed_late: BTreeSet<u32>,
     pub breaks: Breaks,
     /// What the nodes of a plan that is measured have had for some time.
     pub formed: Formed,
@@ -106,6 +108,7 @@ impl World {
             kept,
             over,
             crashes,
+            killed_late: BTreeSet::new(),
             breaks,
             formed,
             watch,
@@ -186,7 +189,7 @@ impl World {
                 (*at, Some(*boot))
             }
             Event::OfProcess(at, boot, ..) => (*at, Some(*boot)),
-            Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) | Event::OutputEnds(pid) => {
+            Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) | Event::Late(pid) | Event::OutputEnds(pid) => {
                 (self.processes[*pid as usize].machine, None)
             }
             Event::Arrive(conn, side) => return self.arrive(*conn, *side),
@@ -218,6 +221,7 @@ impl World {
             Event::ToProcess(pid, message) => self.hear(pid, message.map(|message| *message)),
             Event::Begin(pid) => self.begin(pid),
             Event::Step(pid) => self.step(pid),
+            Event::Late(pid) => self.kill_late(pid),
             Event::OutputEnds(pid) => self.end_output(pid),
             Event::Reply(at, client, reply) if (at, client) == (self.terminal.at, self.terminal.calls) => self.hear_reply(*reply),
             Event::Reply(at, client, reply) if self.is_for_command(at, client) => self.command_hears(client, *reply),
@@ -240,6 +244,7 @@ impl World {
             Event::ToProcess(pid, _) => 7 + 16 * u64::from(*pid),
             Event::Begin(pid) => 8 + 16 * u64::from(*pid),
             Event::Step(pid) => 9 + 16 * u64::from(*pid),
+            Event::Late(pid) => 16 * (u64::from(*pid) + 1),
             Event::OutputEnds(pid) => 15 + 16 * u64::from(*pid),
             Event::Reply(..) => 10,
             Event::Fault(_) => 11,
