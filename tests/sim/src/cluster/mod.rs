@@ -41,7 +41,7 @@ pub mod daemon;
 mod formed;
 pub mod images;
 pub mod judge;
-mod late;
+pub mod late;
 mod leaving;
 pub mod links;
 mod locks;
