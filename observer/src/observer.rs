@@ -359,9 +359,9 @@ impl Observer {
         self.replay.as_ref().is_some_and(|replay| replay.is_in_vain(&self.journal, thread))
     }
 
-    /// Whether a call of `thread` that waits for this, in a process that catches up, waits for what other threads do first, and asks
-    /// again after at most half a millisecond. One that waits for room in the outbox does if the recorded run had sent no more before
-    /// the outcome that is next, which is another thread's.
+    /// Whether a call of `thread` that waits for this, in a process that catches up, waits for what other threads do first. Beside
+    /// [`Wait::is_for_turn`] one that waits for room in the outbox does, if the thread had sent no more in the recorded run before the
+    /// outcome that is next, which is another thread's.
     pub fn waits_for_turn(&self, thread: u32, wait: Wait) -> bool {
         let is_ahead = || self.replay.as_ref().is_some_and(|replay| replay.is_ahead(&self.journal, thread));
         wait.is_for_turn() || wait == Wait::Outbox && is_ahead()

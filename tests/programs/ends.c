@@ -1,6 +1,7 @@
-/* Ends, and does something more when all destructors have run, that of the library among them: ends FOLDER RANK CODE wait|fault|exit. Only this rank does; it waits to be
- * killed, makes an error, or exits with 5. It writes its number into FOLDER/late before. Its program ends with CODE, that of the others with 0. What all have received before stays
- * with its senders, so each is needed until all have come to their ends. */
+/* Ends, and does something more when all destructors have run, that of the library among them: ends FOLDER RANK CODE wait|fault|exit.
+ * Only this rank does; it waits to be killed, makes an error, or exits with 5. It writes its number into FOLDER/late before. Its
+ * program ends with CODE, that of the others with 0. What all have received before stays with its senders, so each is needed until all
+ * have come to their ends. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <mpi.h>

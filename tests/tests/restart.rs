@@ -364,8 +364,8 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
     cluster.stop();
 }
 
-/// All ranks have come to their ends and were let go, and what is left of a program runs: destructors are through. That rank is killed, and its job ends as the programs have said. What
-/// the program does itself then is its end.
+/// All ranks have come to their ends and were let go, and what is left of a program runs: destructors are through. That rank is
+/// killed, and its job ends as the programs have said. What the program does itself then is its end.
 #[test]
 fn a_rank_that_is_killed_at_its_very_end_counts_with_what_it_said() {
     for (said, what, code) in [("0", "wait", 0), ("3", "wait", 3), ("0", "fault", 139), ("0", "exit", 5)] {

@@ -6,7 +6,7 @@ use radic_wire::log::Greeting;
 
 use super::answers::{Accept, Address, Wait};
 use super::{Observer, Verdict, take_held};
-use crate::connection::{Forgettable, Phase, Slot, Welcome};
+use crate::connection::{Forgettable, Slot, Welcome};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::replay::Ask;
@@ -130,8 +130,7 @@ impl Observer {
     /// its peer hears of its end ([`Observer::poll_refused`]). A process that catches up refuses those of which its log says so.
     /// Of any other it is not known what the program does before it closes the listener.
     pub fn refuse_callers(&mut self, has_called: impl Fn(ConnectionId) -> bool) -> Result<(), Error> {
-        while self.phase() == Phase::Live
-            && self.journal.has_room()
+        while self.records_refusals()
             && let Some(connection) = self.table.poll_offer(&has_called)
         {
             self.check_voice()?;
@@ -141,7 +140,8 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether [`Observer::handle_call_refused`] can record that a call was refused while it was under way. Until then nothing need be asked about one.
+    /// Whether it can be recorded now that a connection was refused: a caller's here ([`Observer::refuse_callers`]), or a call from here
+    /// while it was under way ([`Observer::handle_call_refused`]). Until then nothing need be asked about such a call.
     pub fn records_refusals(&self) -> bool {
         self.replay.is_none() && self.journal.has_room()
     }

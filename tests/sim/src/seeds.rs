@@ -298,7 +298,8 @@ fn show(summary: &Summary, json: bool) {
     println!(
         "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} suspended, \
          {} ended without a majority, {} met a documented limit, {} readings of a clock that no thread made any more, \
-         {} images, {} increments restored, {} links, {} calls left under way, {} callers refused, {} processes killed when they had been let go, at most {} bytes for a socket of a log server, {} bytes \
+         {} images, {} increments restored, {} links, {} calls left under way, {} callers refused, \
+         {} processes killed when they had been let go, at most {} bytes for a socket of a log server, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,
